@@ -1,0 +1,114 @@
+"""Frozen settings: what the model is, how the KV pool is cut, how the engine runs.
+
+Standard library only, so that the host side stays importable without JAX or NumPy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxpage.errors import ConfigError
+
+DType = Literal["float32", "bfloat16", "float16"]
+DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
+RopeKind = Literal["linear", "dynamic", "llama3"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How rotary frequencies are stretched past the length a model was trained on.
+
+    Source of the three rules: `modeling_rope_utils.py` of Hugging Face transformers.
+    """
+
+    kind: RopeKind
+    factor: float
+    original_max_position_embeddings: int
+    """Length in tokens before stretching; used by `dynamic` and `llama3`."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A LLaMA-family decoder: RMS norm, rotary positions, grouped queries, SwiGLU."""
+
+    vocab_size: int
+    """Rows of the embedding; a padded vocabulary has more rows than the tokenizer has ids."""
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    """Bias on the q, k, v and output projections."""
+    mlp_bias: bool = False
+    sliding_window: int | None = None
+    """A query at position p sees keys at positions > p - sliding_window; None sees all."""
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: DType = "float32"
+    """dtype of the stored weights; activations follow it, norms and softmax are float32."""
+    architecture: str = "llama"
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"got num_heads={self.num_heads} and num_kv_heads={self.num_kv_heads}, wanted a "
+                "whole number of query heads per KV head; check the model's config"
+            )
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """How the KV pool is cut. `num_blocks` does not count the null block 0."""
+
+    num_blocks: int
+    block_size: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "block_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"got {name}={getattr(self, name)}, wanted at least 1")
+
+    @property
+    def num_slots(self) -> int:
+        """Token slots that can be allocated."""
+        return self.num_blocks * self.block_size
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The limits of one engine; every field is resolved, none means "find out"."""
+
+    max_model_len: int
+    """Most tokens of one sequence, prompt and output together."""
+    max_num_seqs: int = 64
+    """Most rows of one decode step."""
+    max_num_batched_tokens: int = 2048
+    """Most tokens of one prefill step."""
+    max_prefill_rows: int = 8
+    """Most rows of one prefill step; the row count every prefill program is compiled for."""
+    attention: Literal["xla", "reference", "pallas"] = "xla"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_prefill_rows"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"got {name}={getattr(self, name)}, wanted at least 1")

@@ -1,0 +1,161 @@
+"""The immutable messages of the host: what it wants of a step, and what came back.
+
+A plan is a value: it names sequences, positions and block ids, never an array.
+
+    sequence, block_size 4        tokens  a b c d | e f g . |     blocks (5, 2)
+    decode row of token g         token_ids (g,)  start 6  num_tokens 1  context_len 7
+    prefill row of c d e          token_ids (c, d, e)  start 2  num_tokens 3  context_len 5
+    slot of the token at 6        blocks[6 // 4] * 4 + 6 % 4 = 2 * 4 + 2 = 10
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from jaxpage.outputs import FinishReason, TokenLogprob
+from jaxpage.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to complete, checked against the engine's limits by `Scheduler.add`."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    """The stream of random numbers, 64 bits; resolved by the engine when params.seed is None."""
+    arrival_s: float = 0.0
+    eos_token_ids: frozenset[int] = frozenset()
+    priority: int = 0
+    """Lower runs first."""
+    cache_salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One token to be sampled from a row's last logits: n samples are n draws of one row."""
+
+    seq_id: int
+    sample_index: int
+    seed: int
+    params: SamplingParams
+    prompt_len: int
+    """Tokens of the request's own prompt; the tokens after it are output."""
+    stop_token_ids: tuple[int, ...]
+    """Every id that ends the sequence: what min_tokens forbids."""
+    history: tuple[int, ...] = ()
+    """Known tokens before the row's last one, prompt first; only when params.needs_history."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """One sequence's part of a step: `num_tokens` new tokens starting at position `start`."""
+
+    seq_id: int
+    token_ids: tuple[int, ...]
+    """The new tokens; empty when the one new token is draw `source` of the previous step."""
+    source: int | None
+    """Index of a draw of the previous plan, or None: the tokens are the host's."""
+    start: int
+    num_tokens: int
+    block_ids: tuple[int, ...]
+    """The sequence's whole block table; the same tuple object until the table changes."""
+    prompt_len: int
+    draws: tuple[Draw, ...]
+    """Empty: no logits are wanted of this row."""
+    prompt_targets: tuple[int, ...] = ()
+    """Entry j is the prompt token that follows the row's token `target_offset + j` and whose
+    log-probability is wanted."""
+    target_offset: int = 0
+    num_prompt_logprobs: int = 0
+    """Alternatives wanted beside each prompt target."""
+
+    @property
+    def context_len(self) -> int:
+        """Tokens in the cache once this row has run."""
+        return self.start + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMoves:
+    """Block copies before a step, in this order; each group reads all before it writes any."""
+
+    swap_out: tuple[tuple[int, int], ...] = ()
+    """(device block, host block)"""
+    swap_in: tuple[tuple[int, int], ...] = ()
+    """(host block, device block)"""
+    copies: tuple[tuple[int, int], ...] = ()
+    """(source, destination), both on the device"""
+
+    def __bool__(self) -> bool:
+        return bool(self.swap_out or self.swap_in or self.copies)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixGroup:
+    """Rows of one step whose first `num_blocks` blocks are the same."""
+
+    rows: tuple[int, ...]
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What the host wants of one device call; kept until its result is back."""
+
+    step_id: int
+    rows: tuple[PlannedRow, ...]
+    moves: BlockMoves = field(default_factory=BlockMoves)
+    preempted: tuple[int, ...] = ()
+    prefix_groups: tuple[PrefixGroup, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def is_decode(self) -> bool:
+        """Every row feeds exactly one token."""
+        return all(row.num_tokens == 1 for row in self.rows)
+
+    @property
+    def draws(self) -> tuple[Draw, ...]:
+        """All draws in row order: the order of a StepResult."""
+        return tuple(draw for row in self.rows for draw in row.draws)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The host twin of a device StepOutput: one entry per draw of its plan, no padding."""
+
+    step_id: int
+    token_ids: Seq[int]
+    logprobs: Seq[float]
+    """In the draw's own logprobs_mode."""
+    raw_logprobs: Seq[float]
+    top: Seq[tuple[tuple[int, float], ...]]
+    """Alternatives, best first, as many as the draw's params.logprobs asks for."""
+    prompt_logprobs: Seq[Seq[TokenLogprob]] = ()
+    """One entry per plan row (empty where nothing was asked), in target order; or () for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """News of one sequence for the engine."""
+
+    request_id: str
+    seq_id: int
+    sample_index: int
+    new_token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One a new token."""
+    raw_logprob_sum: float = 0.0
+    """Sum over the new tokens."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    """Set when the request failed; it is then gone from the scheduler."""
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    """The whole prompt's, once, with the update that first carries a token or an end."""

@@ -1,0 +1,87 @@
+"""What a caller gets back: frozen snapshots, each one true for ever once handed out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal, NamedTuple
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class TokenLogprob(NamedTuple):
+    """A token, its natural-log probability, and the most likely alternatives, best first."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One completion so far. `token_ids` holds the end token, `text` does not."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    cumulative_logprob: float
+    """Sum of raw log-probabilities of `token_ids`."""
+    logprobs: tuple[TokenLogprob, ...] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    """The stop string or stop token id that ended it; None for an end-of-text id or a limit."""
+    score: float | None = None
+    """Beam search only: summed log-probability over length ** length_penalty."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Times in seconds of a monotonic clock."""
+
+    arrival_s: float
+    first_token_s: float | None
+    finish_s: float | None
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """One request so far. `error` is set, and `outputs` empty, when the request failed."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    """One entry a prompt token; the first is None."""
+    num_cached_tokens: int = 0
+    error: str | None = None
+    metrics: RequestMetrics | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the engine started; times in seconds."""
+
+    num_steps: int
+    prompt_tokens: int
+    generated_tokens: int
+    seconds: float
+    tokens_per_second: float
+    blocks_total: int
+    blocks_free: int
+    peak_blocks_used: int
+    mean_running: float
+    slot_utilisation: float
+    """Token slots in use over slots of allocated blocks, mean over steps."""
+    blocks_saved_by_sharing: int
+    preemptions_recompute: int
+    preemptions_swap: int
+    swapped_out_blocks: int
+    prefix_hit_tokens: int
+    num_compilations: int
+    host_seconds: float
+    device_wait_seconds: float
+
+    def to_dict(self) -> dict[str, int | float]:
+        return asdict(self)
