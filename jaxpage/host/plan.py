@@ -28,6 +28,8 @@ class Request:
     """The stream of random numbers, 64 bits; resolved by the engine when params.seed is None."""
     arrival_s: float = 0.0
     eos_token_ids: frozenset[int] = frozenset()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    """params.bad_words as token ids; carried to the request's draws."""
     priority: int = 0
     """Lower runs first."""
     cache_salt: str | None = None
@@ -45,6 +47,7 @@ class Draw:
     """Tokens of the request's own prompt; the tokens after it are output."""
     stop_token_ids: tuple[int, ...]
     """Every id that ends the sequence: what min_tokens forbids."""
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
     history: tuple[int, ...] = ()
     """Known tokens before the row's last one, prompt first; only when params.needs_history."""
 
