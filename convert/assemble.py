@@ -1,0 +1,191 @@
+"""Turn stored tensors into our parameter leaves, one leaf at a time, with nothing left over.
+
+Knows the rule tables and shapes; knows no file format.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from convert.rules import Rule, fill, source_shape
+from convert.tensors import Tensor
+from jaxpage.config import DType, ModelConfig
+from jaxpage.errors import CheckpointError
+
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LeafPlan:
+    """One leaf of the tree and the stored tensors that fill it."""
+
+    path: str
+    shape: tuple[int, ...]
+    parts: tuple[tuple[Rule, Tensor], ...]
+
+
+def leaf_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Path -> shape of every parameter, in the order of the tree in jaxpage/models/llama.py."""
+    hidden, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
+    qkv = (config.num_kv_heads, config.group_size + 2, config.head_dim)
+    shapes: dict[str, tuple[int, ...]] = {"embed/embedding": (vocab, hidden)}
+    for i in range(config.num_layers):
+        layer = f"layers_{i}"
+        shapes[f"{layer}/input_norm/scale"] = (hidden,)
+        shapes[f"{layer}/attention/qkv/kernel"] = (*qkv, hidden)
+        shapes[f"{layer}/attention/out/kernel"] = (hidden, config.num_heads * config.head_dim)
+        if config.attention_bias:
+            shapes[f"{layer}/attention/qkv/bias"] = qkv
+            shapes[f"{layer}/attention/out/bias"] = (hidden,)
+        shapes[f"{layer}/post_attention_norm/scale"] = (hidden,)
+        shapes[f"{layer}/mlp/gate_up/kernel"] = (2, inner, hidden)
+        shapes[f"{layer}/mlp/down/kernel"] = (hidden, inner)
+        if config.mlp_bias:
+            shapes[f"{layer}/mlp/gate_up/bias"] = (2, inner)
+            shapes[f"{layer}/mlp/down/bias"] = (hidden,)
+    shapes["final_norm/scale"] = (hidden,)
+    if not config.tie_word_embeddings:
+        shapes["lm_head/kernel"] = (vocab, hidden)
+    return shapes
+
+
+def plan_leaves(
+    config: ModelConfig, tensors: Mapping[str, Tensor], rules: tuple[Rule, ...], source: str
+) -> list[LeafPlan]:
+    """Match every stored tensor with a leaf; CheckpointError names what is missing or surplus."""
+    shapes = leaf_shapes(config)
+    parts: dict[str, list[tuple[Rule, Tensor]]] = {path: [] for path in shapes}
+    known: set[str] = set()
+    for rule, name, path in _expand(rules, config):
+        if path is None:
+            known.add(name)
+            continue
+        if path not in shapes:
+            if path == "lm_head/kernel" and name in tensors:
+                known.add(name)
+                _check_tied_head(tensors, rules, tensors[name], source)
+            continue
+        known.add(name)
+        wanted = source_shape(rule, shapes[path], config)
+        if name not in tensors:
+            raise CheckpointError(_missing(name, wanted, source))
+        if tensors[name].shape != wanted:
+            raise CheckpointError(
+                f"got tensor {name} of shape {list(tensors[name].shape)} in {source}, wanted "
+                f"{list(wanted)}; the weights and the config are not of one model"
+            )
+        parts[path].append((rule, tensors[name]))
+    surplus = sorted(set(tensors) - known)
+    if surplus:
+        first = tensors[surplus[0]]
+        more = f" and {len(surplus) - 1} more" if len(surplus) > 1 else ""
+        raise CheckpointError(
+            f"got tensor {first.name} of shape {list(first.shape)}{more} in {source}, wanted no "
+            "tensor of that name for this config; the weights and the config are not of one model"
+        )
+    return [LeafPlan(path, shapes[path], tuple(parts[path])) for path in shapes]
+
+
+def read_leaf(plan: LeafPlan, config: ModelConfig, dtype: DType) -> NDArray[Any]:
+    """Read one leaf's tensors into a fresh array; warns about values that are not finite."""
+    leaf = _aligned_empty(plan.shape, NUMPY_DTYPES[dtype])
+    for rule, tensor in plan.parts:
+        with np.errstate(over="ignore", invalid="ignore"):
+            fill(rule, leaf, tensor.read(), config)
+    names = ", ".join(tensor.name for _, tensor in plan.parts)
+    _warn_if_not_finite(leaf, names)
+    return leaf
+
+
+def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"a/b": x}` -> `{"a": {"b": x}}`."""
+    tree: dict[str, Any] = {}
+    for path, value in leaves.items():
+        *parents, last = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+    return tree
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The inverse of `nest`."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            leaves.update(flatten(value, f"{prefix}{key}/"))
+        else:
+            leaves[prefix + key] = value
+    return leaves
+
+
+def _expand(
+    rules: tuple[Rule, ...], config: ModelConfig
+) -> Iterator[tuple[Rule, str, str | None]]:
+    """Every rule with its layer numbers filled in: (rule, stored name, leaf path)."""
+    for rule in rules:
+        layers = range(config.num_layers) if "{i}" in rule.source else (0,)
+        for i in layers:
+            target = None if rule.target is None else rule.target.format(i=i)
+            yield rule, rule.source.format(i=i), target
+
+
+def _missing(name: str, wanted: tuple[int, ...], source: str) -> str:
+    advice = "the file is incomplete or of another model"
+    if name.endswith(("lm_head.weight", "output.weight")):
+        advice = "the config says that the head is not tied to the embedding"
+    return f"got no tensor {name} in {source}, wanted one of shape {list(wanted)}; {advice}"
+
+
+def _check_tied_head(
+    tensors: Mapping[str, Tensor], rules: tuple[Rule, ...], head: Tensor, source: str
+) -> None:
+    """Warn when a tied model also stores a head that is not its embedding."""
+    name = next(rule.source for rule in rules if rule.target == "embed/embedding")
+    embedding = tensors.get(name)
+    if embedding is None or embedding.shape != head.shape:
+        same = False
+    else:
+        same = np.array_equal(embedding.read(), head.read(), equal_nan=True)
+    if not same:
+        warnings.warn(
+            f"{source} ties the head to the embedding and also stores {head.name}, which differs "
+            "from it; the embedding is used",
+            stacklevel=2,
+        )
+
+
+def _warn_if_not_finite(leaf: NDArray[Any], names: str) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.sum(leaf, dtype=np.float32)
+    if np.isfinite(total):
+        return
+    num_nan = int(np.isnan(leaf).sum())
+    num_inf = int(np.isinf(leaf).sum())
+    if num_nan or num_inf:
+        warnings.warn(
+            f"{names} holds {num_nan} NaN and {num_inf} infinite values in {leaf.dtype}; "
+            "outputs will be meaningless where they are used",
+            stacklevel=2,
+        )
+
+
+def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An uninitialised array on a 64-byte border, which JAX can take over on a CPU uncopied."""
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.empty(num_bytes + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + num_bytes].view(dtype).reshape(shape)

@@ -1,0 +1,249 @@
+"""Read GGUF files: metadata and tensors, straight from a memory map.
+
+The header is parsed here because the `gguf` package's reader spends seconds on the string arrays
+of a tokenizer; its dequantisers are used for every tensor type without a fast path of ours.
+Knows nothing of models: it hands out names, shapes and arrays.
+Source of the layout: docs/gguf.md of ggml.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from convert.tensors import Tensor
+from jaxpage.errors import CheckpointError
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MAX_DIMS = 8
+# GGUF value type -> struct code; 8 is a string and 9 an array.
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_F32, _F16, _Q4_0, _Q4_1, _Q8_0, _BF16 = 0, 1, 2, 3, 8, 30
+# Blocks dequantised at once: 32 kB of output, so that every pass stays in the first caches.
+_CHUNK_BLOCKS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """One parsed GGUF file; `tensors` read lazily from the map."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def is_gguf(path: Path) -> bool:
+    """True when the file starts with the GGUF magic."""
+    with path.open("rb") as file:
+        return file.read(4) == _MAGIC
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Parse header and tensor table; CheckpointError for anything that isn't a whole GGUF file."""
+    try:
+        with path.open("rb") as file:
+            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"got {path}, wanted a readable GGUF file ({error}); check the path"
+        ) from None
+    try:
+        return _parse(path, buffer)
+    except (struct.error, UnicodeDecodeError, KeyError, ValueError, OverflowError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(
+            f"got a damaged GGUF header in {path} ({type(error).__name__}: {error}), wanted a "
+            "whole GGUF file; download or convert it again"
+        ) from None
+
+
+class _Cursor:
+    """A position in the map and the values read from it."""
+
+    def __init__(self, buffer: mmap.mmap) -> None:
+        self.buffer = buffer
+        self.position = 0
+        self.size = len(buffer)
+
+    def scalar(self, code: str) -> Any:
+        (value,) = struct.unpack_from("<" + code, self.buffer, self.position)
+        self.position += struct.calcsize("<" + code)
+        return value
+
+    def string(self) -> str:
+        length = self.scalar("Q")
+        end = self.position + length
+        if end > self.size:
+            raise ValueError(f"a string of {length} bytes runs past the end of the file")
+        text = self.buffer[self.position : end].decode("utf-8")
+        self.position = end
+        return text
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            return self.array()
+        return self.scalar(_SCALARS[kind])
+
+    def array(self) -> list[Any]:
+        kind, count = self.scalar("I"), self.scalar("Q")
+        if count > self.size - self.position:
+            raise ValueError(f"an array of {count} values runs past the end of the file")
+        if kind in _SCALARS:
+            layout = f"<{count}{_SCALARS[kind]}"
+            values = struct.unpack_from(layout, self.buffer, self.position)
+            self.position += struct.calcsize(layout)
+            return list(values)
+        return [self.value(kind) for _ in range(count)]
+
+
+def _parse(path: Path, buffer: mmap.mmap) -> GgufFile:
+    if buffer[:4] != _MAGIC:
+        raise CheckpointError(
+            f"got {path} that starts with {buffer[:4]!r}, wanted a GGUF file; check the download"
+        )
+    cursor = _Cursor(buffer)
+    cursor.position = 4
+    version = cursor.scalar("I")
+    if version not in _VERSIONS:
+        raise CheckpointError(
+            f"got GGUF version {version} in {path}, wanted 2 or 3 (little-endian); convert it again"
+        )
+    num_tensors, num_keys = cursor.scalar("Q"), cursor.scalar("Q")
+    metadata: dict[str, Any] = {}
+    for _ in range(num_keys):
+        key = cursor.string()
+        metadata[key] = cursor.value(cursor.scalar("I"))
+    infos: list[tuple[str, tuple[int, ...], int, int]] = []
+    for _ in range(num_tensors):
+        name, num_dims = cursor.string(), cursor.scalar("I")
+        if num_dims > _MAX_DIMS:
+            raise ValueError(f"tensor {name} has {num_dims} dimensions")
+        # GGUF stores the fastest axis first; reversed it is the row-major shape.
+        shape = tuple(cursor.scalar("Q") for _ in range(num_dims))[::-1]
+        infos.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
+    alignment = int(metadata.get("general.alignment", 32))
+    if alignment < 1:
+        raise ValueError(f"general.alignment is {alignment}")
+    start = -(-cursor.position // alignment) * alignment
+    tensors = {
+        name: _tensor(path, buffer, name, shape, kind, start + offset)
+        for name, shape, kind, offset in infos
+    }
+    return GgufFile(path, metadata, tensors)
+
+
+def _tensor(
+    path: Path, buffer: mmap.mmap, name: str, shape: tuple[int, ...], kind: int, start: int
+) -> Tensor:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    except (ValueError, KeyError):
+        raise CheckpointError(
+            f"got tensor {name} of unknown GGML type {kind} in {path}, wanted a type that the gguf "
+            "package knows; update gguf or quantise the model to another type"
+        ) from None
+    size = 1
+    for dim in shape:
+        size *= dim
+    num_bytes = size // block_size * block_bytes
+    if not shape or shape[-1] % block_size:
+        raise ValueError(f"tensor {name} of shape {shape} is not in whole blocks of {block_size}")
+    if start + num_bytes > len(buffer):
+        raise CheckpointError(
+            f"got {path} of {len(buffer)} bytes, wanted at least {start + num_bytes} for tensor "
+            f"{name}: the file is cut short; download it again"
+        )
+    stored = {_F32: "float32", _F16: "float16", _BF16: "bfloat16"}.get(kind, "float32")
+    type_name = GGMLQuantizationType(kind).name
+
+    def read() -> NDArray[Any]:
+        raw = np.frombuffer(buffer, np.uint8, num_bytes, start)
+        return _decode(raw, shape, kind, f"{name} ({type_name}) in {path}")
+
+    return Tensor(name=name, shape=shape, dtype=stored, num_bytes=num_bytes, read=read)
+
+
+def _decode(raw: NDArray[np.uint8], shape: tuple[int, ...], kind: int, what: str) -> NDArray[Any]:
+    """The tensor's values: stored floats as they are, quantised types as float32."""
+    if kind in _PLAIN:
+        return raw.view(_PLAIN[kind]).reshape(shape)
+    if kind in _FAST:
+        block_bytes, fill = _FAST[kind]
+        return _decode_blocks(raw.reshape(-1, block_bytes), fill).reshape(shape)
+    import gguf
+
+    rows = raw.reshape(*shape[:-1], -1)
+    try:
+        return gguf.dequantize(rows, gguf.GGMLQuantizationType(kind)).reshape(shape)
+    except NotImplementedError:
+        raise CheckpointError(
+            f"got tensor {what}, wanted a type that the gguf package dequantises; "
+            "quantise the model to another type, for example Q8_0"
+        ) from None
+
+
+def _decode_blocks(
+    blocks: NDArray[np.uint8], fill: Callable[[NDArray[np.uint8], NDArray[np.float32]], None]
+) -> NDArray[np.float32]:
+    """[blocks, bytes] -> [blocks, 32], a cache-sized run of blocks at a time."""
+    out = np.empty((len(blocks), 32), np.float32)
+    for start in range(0, len(blocks), _CHUNK_BLOCKS):
+        stop = start + _CHUNK_BLOCKS
+        fill(blocks[start:stop], out[start:stop])
+    return out
+
+
+def _half(blocks: NDArray[np.uint8], start: int) -> NDArray[np.float32]:
+    """The float16 at byte `start` of every block, [blocks, 1] in float32."""
+    return blocks[:, start : start + 2].copy().view(np.float16).astype(np.float32)
+
+
+def _fill_q4_0(blocks: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+    """Scale d, 16 bytes: low nibbles are values 0..15, high nibbles 16..31; minus 8, times d."""
+    nibbles = blocks[:, 2:18]
+    out[:, :16] = nibbles & 15
+    out[:, 16:] = nibbles >> 4
+    out -= np.float32(8)
+    out *= _half(blocks, 0)
+
+
+def _fill_q4_1(blocks: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+    """Scale d, minimum m, 16 bytes of nibbles as in Q4_0; times d, plus m."""
+    nibbles = blocks[:, 4:20]
+    out[:, :16] = nibbles & 15
+    out[:, 16:] = nibbles >> 4
+    out *= _half(blocks, 0)
+    out += _half(blocks, 2)
+
+
+def _fill_q8_0(blocks: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+    """Scale d, 32 signed bytes; times d."""
+    out[:] = blocks[:, 2:34].view(np.int8)
+    out *= _half(blocks, 0)
+
+
+_PLAIN: dict[int, np.dtype[Any]] = {
+    _F32: np.dtype("<f4"),
+    _F16: np.dtype("<f2"),
+    _BF16: np.dtype(ml_dtypes.bfloat16),
+}
+_FAST: dict[int, tuple[int, Callable[[NDArray[np.uint8], NDArray[np.float32]], None]]] = {
+    _Q4_0: (18, _fill_q4_0),
+    _Q4_1: (20, _fill_q4_1),
+    _Q8_0: (34, _fill_q8_0),
+}

@@ -1,0 +1,171 @@
+"""Which stored tensor is which part of our parameter tree: three tables and one way to read them.
+
+A rule says that a stored tensor fills one slot of one leaf. Filling and its inverse are the same
+reshape seen from both ends, so import and export share the tables:
+
+    leaf attention/qkv/kernel [K, G + 2, H, D]:   slot q -> [:, :G]   k -> [:, G]   v -> [:, G + 1]
+    leaf mlp/gate_up/kernel   [2, F, D]:          slot gate -> [0]    up -> [1]
+    every other leaf:                             slot whole -> [...]
+
+`interleaved` rules belong to formats whose rotary pairs lie side by side in a head (Meta, GGUF);
+ours, as Hugging Face, keeps them in halves. Worked example for H = 6:
+
+    stored rows   0 1 2 3 4 5   = pairs (0 1) (2 3) (4 5)
+    our rows      0 2 4 1 3 5   = first of each pair, then second of each pair
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from jaxpage.config import ModelConfig
+
+Slot = Literal["whole", "q", "k", "v", "gate", "up"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One stored tensor. `{i}` in both names stands for the layer; no target means dropped."""
+
+    source: str
+    target: str | None
+    slot: Slot = "whole"
+    interleaved: bool = False
+    is_optional: bool = False
+    """May be missing from the file; only for what is dropped."""
+
+
+def _drop(source: str) -> Rule:
+    return Rule(source, None, is_optional=True)
+
+
+HF_RULES: tuple[Rule, ...] = (
+    Rule("model.embed_tokens.weight", "embed/embedding"),
+    Rule("model.layers.{i}.input_layernorm.weight", "layers_{i}/input_norm/scale"),
+    Rule("model.layers.{i}.self_attn.q_proj.weight", "layers_{i}/attention/qkv/kernel", "q"),
+    Rule("model.layers.{i}.self_attn.k_proj.weight", "layers_{i}/attention/qkv/kernel", "k"),
+    Rule("model.layers.{i}.self_attn.v_proj.weight", "layers_{i}/attention/qkv/kernel", "v"),
+    Rule("model.layers.{i}.self_attn.q_proj.bias", "layers_{i}/attention/qkv/bias", "q"),
+    Rule("model.layers.{i}.self_attn.k_proj.bias", "layers_{i}/attention/qkv/bias", "k"),
+    Rule("model.layers.{i}.self_attn.v_proj.bias", "layers_{i}/attention/qkv/bias", "v"),
+    Rule("model.layers.{i}.self_attn.o_proj.weight", "layers_{i}/attention/out/kernel"),
+    Rule("model.layers.{i}.self_attn.o_proj.bias", "layers_{i}/attention/out/bias"),
+    Rule("model.layers.{i}.post_attention_layernorm.weight", "layers_{i}/post_attention_norm/scale"),
+    Rule("model.layers.{i}.mlp.gate_proj.weight", "layers_{i}/mlp/gate_up/kernel", "gate"),
+    Rule("model.layers.{i}.mlp.up_proj.weight", "layers_{i}/mlp/gate_up/kernel", "up"),
+    Rule("model.layers.{i}.mlp.gate_proj.bias", "layers_{i}/mlp/gate_up/bias", "gate"),
+    Rule("model.layers.{i}.mlp.up_proj.bias", "layers_{i}/mlp/gate_up/bias", "up"),
+    Rule("model.layers.{i}.mlp.down_proj.weight", "layers_{i}/mlp/down/kernel"),
+    Rule("model.layers.{i}.mlp.down_proj.bias", "layers_{i}/mlp/down/bias"),
+    Rule("model.norm.weight", "final_norm/scale"),
+    Rule("lm_head.weight", "lm_head/kernel"),
+    # A buffer that old exports stored; it follows from rope_theta.
+    _drop("model.layers.{i}.self_attn.rotary_emb.inv_freq"),
+)
+
+META_RULES: tuple[Rule, ...] = (
+    Rule("tok_embeddings.weight", "embed/embedding"),
+    Rule("layers.{i}.attention_norm.weight", "layers_{i}/input_norm/scale"),
+    Rule("layers.{i}.attention.wq.weight", "layers_{i}/attention/qkv/kernel", "q", True),
+    Rule("layers.{i}.attention.wk.weight", "layers_{i}/attention/qkv/kernel", "k", True),
+    Rule("layers.{i}.attention.wv.weight", "layers_{i}/attention/qkv/kernel", "v"),
+    Rule("layers.{i}.attention.wo.weight", "layers_{i}/attention/out/kernel"),
+    Rule("layers.{i}.ffn_norm.weight", "layers_{i}/post_attention_norm/scale"),
+    Rule("layers.{i}.feed_forward.w1.weight", "layers_{i}/mlp/gate_up/kernel", "gate"),
+    Rule("layers.{i}.feed_forward.w3.weight", "layers_{i}/mlp/gate_up/kernel", "up"),
+    Rule("layers.{i}.feed_forward.w2.weight", "layers_{i}/mlp/down/kernel"),
+    Rule("norm.weight", "final_norm/scale"),
+    Rule("output.weight", "lm_head/kernel"),
+    # The rotary table; it follows from rope_theta.
+    _drop("rope.freqs"),
+)
+
+GGUF_RULES: tuple[Rule, ...] = (
+    Rule("token_embd.weight", "embed/embedding"),
+    Rule("blk.{i}.attn_norm.weight", "layers_{i}/input_norm/scale"),
+    Rule("blk.{i}.attn_q.weight", "layers_{i}/attention/qkv/kernel", "q", True),
+    Rule("blk.{i}.attn_k.weight", "layers_{i}/attention/qkv/kernel", "k", True),
+    Rule("blk.{i}.attn_v.weight", "layers_{i}/attention/qkv/kernel", "v"),
+    Rule("blk.{i}.attn_q.bias", "layers_{i}/attention/qkv/bias", "q", True),
+    Rule("blk.{i}.attn_k.bias", "layers_{i}/attention/qkv/bias", "k", True),
+    Rule("blk.{i}.attn_v.bias", "layers_{i}/attention/qkv/bias", "v"),
+    Rule("blk.{i}.attn_output.weight", "layers_{i}/attention/out/kernel"),
+    Rule("blk.{i}.attn_output.bias", "layers_{i}/attention/out/bias"),
+    Rule("blk.{i}.ffn_norm.weight", "layers_{i}/post_attention_norm/scale"),
+    Rule("blk.{i}.ffn_gate.weight", "layers_{i}/mlp/gate_up/kernel", "gate"),
+    Rule("blk.{i}.ffn_up.weight", "layers_{i}/mlp/gate_up/kernel", "up"),
+    Rule("blk.{i}.ffn_gate.bias", "layers_{i}/mlp/gate_up/bias", "gate"),
+    Rule("blk.{i}.ffn_up.bias", "layers_{i}/mlp/gate_up/bias", "up"),
+    Rule("blk.{i}.ffn_down.weight", "layers_{i}/mlp/down/kernel"),
+    Rule("blk.{i}.ffn_down.bias", "layers_{i}/mlp/down/bias"),
+    Rule("output_norm.weight", "final_norm/scale"),
+    Rule("output.weight", "lm_head/kernel"),
+    # Rotary stretching as a table; the config reader turns it back into its rule.
+    _drop("rope_freqs.weight"),
+    _drop("blk.{i}.attn_rot_embd"),
+)
+
+
+def source_shape(
+    rule: Rule, leaf_shape: tuple[int, ...], config: ModelConfig
+) -> tuple[int, ...]:
+    """Shape of the stored tensor that fills the rule's slot of a leaf of `leaf_shape`."""
+    axis, length = _slot_axis(rule, config)
+    rows = leaf_shape if length is None else (*leaf_shape[:axis], length, *leaf_shape[axis + 1 :])
+    num_kept = 0 if rule.target is None or rule.target.endswith("bias") else 1
+    if rule.slot == "whole":
+        return leaf_shape
+    size = 1
+    for dim in rows[: len(rows) - num_kept]:
+        size *= dim
+    return (size, *rows[len(rows) - num_kept :])
+
+
+def fill(rule: Rule, leaf: NDArray[Any], stored: NDArray[Any], config: ModelConfig) -> None:
+    """Copy a stored tensor into its slot of `leaf`, casting to the leaf's dtype."""
+    region = _region(rule, leaf, config)
+    if not rule.interleaved:
+        region[...] = stored.reshape(region.shape)
+        return
+    half = config.head_dim // 2
+    pairs = stored.reshape(*region.shape[:2], half, 2, *region.shape[3:])
+    # Splitting an axis keeps a view, so this writes through to the leaf.
+    halves = region.reshape(*region.shape[:2], 2, half, *region.shape[3:], copy=False)
+    halves[...] = pairs.swapaxes(2, 3)
+
+
+def extract(rule: Rule, leaf: NDArray[Any], config: ModelConfig) -> NDArray[Any]:
+    """The stored tensor that `fill` would have read: the inverse, for export."""
+    region = _region(rule, leaf, config)
+    shape = source_shape(rule, leaf.shape, config)
+    if not rule.interleaved:
+        return region.reshape(shape)
+    half = config.head_dim // 2
+    halves = region.reshape(*region.shape[:2], 2, half, *region.shape[3:])
+    return halves.swapaxes(2, 3).reshape(shape)
+
+
+def _slot_axis(rule: Rule, config: ModelConfig) -> tuple[int, int | None]:
+    """Axis of the leaf that the slot cuts, and how many entries of it it takes."""
+    lengths: dict[Slot, tuple[int, int | None]] = {
+        "whole": (0, None),
+        "q": (1, config.group_size),
+        "k": (1, 1),
+        "v": (1, 1),
+        "gate": (0, 1),
+        "up": (0, 1),
+    }
+    return lengths[rule.slot]
+
+
+def _region(rule: Rule, leaf: NDArray[Any], config: ModelConfig) -> NDArray[Any]:
+    """The slot as a view of the leaf that keeps every axis."""
+    starts = {"q": 0, "k": config.group_size, "v": config.group_size + 1, "gate": 0, "up": 1}
+    axis, length = _slot_axis(rule, config)
+    if length is None:
+        return leaf
+    start = starts[rule.slot]
+    return leaf[(slice(None),) * axis + (slice(start, start + length),)]
