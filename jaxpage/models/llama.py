@@ -20,3 +20,154 @@ K KV heads, G = N / K, H head dim, V vocabulary:
 Grouping qkv by KV head (and gate with up) makes each a single matrix product today and a single
 axis to shard over later.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import Array
+
+from jaxpage.config import ModelConfig
+from jaxpage.models.layers import (
+    INITIALIZERS,
+    Linear,
+    RMSNorm,
+    StepPositions,
+    linear,
+    rotary_cos_sin,
+    rotate,
+)
+
+
+class Step(StepPositions, Protocol):
+    """What the model reads of a step; the rest of it is for `attention`."""
+
+    @property
+    def tokens(self) -> Array: ...  # [T] int32
+
+
+AttentionFn = Callable[[Array, Array, Array, Any, Any], tuple[Array, Any]]
+"""(q [T, N, H], k [T, K, H], v [T, K, H], layer_kv, step) -> (out [T, N, H], layer_kv)
+
+It stores k and v in layer_kv and knows the scale, the mask and the sliding window; q and k
+arrive rotated."""
+
+LayerCache = tuple[Any, ...]
+"""One `layer_kv` a layer, opaque here."""
+
+
+class Attention(nn.Module):
+    """Grouped-query attention around the attention function that arrives as an argument."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Array,  # [T, D]
+        rotary: tuple[Array, Array],
+        layer_kv: Any,
+        step: Step,
+        attention: AttentionFn,
+    ) -> tuple[Array, Any]:
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        num_tokens, groups = x.shape[0], c.group_size
+        features = (c.num_kv_heads, groups + 2, c.head_dim)
+        qkv = Linear(features, c.attention_bias, dtype, name="qkv")(x)
+        qkv = qkv.reshape(num_tokens, *features)
+        q = qkv[:, :, :groups].reshape(num_tokens, c.num_heads, c.head_dim)
+        k, v = qkv[:, :, groups], qkv[:, :, groups + 1]
+        out, layer_kv = attention(rotate(q, *rotary), rotate(k, *rotary), v, layer_kv, step)
+        out = out.reshape(num_tokens, c.num_heads * c.head_dim)
+        return Linear((c.hidden_size,), c.attention_bias, dtype, name="out")(out), layer_kv
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        gate_up = Linear((2, c.intermediate_size), c.mlp_bias, dtype, name="gate_up")(x)
+        gate, up = jnp.split(gate_up, 2, axis=-1)
+        return Linear((c.hidden_size,), c.mlp_bias, dtype, name="down")(nn.silu(gate) * up)
+
+
+class Block(nn.Module):
+    """One layer: attention and MLP, each behind a norm and added to the stream."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Array,  # [T, D]
+        rotary: tuple[Array, Array],
+        layer_kv: Any,
+        step: Step,
+        attention: AttentionFn,
+    ) -> tuple[Array, Any]:
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        h = RMSNorm(c.rms_norm_eps, dtype, name="input_norm")(x)
+        h, layer_kv = Attention(c, name="attention")(h, rotary, layer_kv, step, attention)
+        x = x + h
+        h = RMSNorm(c.rms_norm_eps, dtype, name="post_attention_norm")(x)
+        return x + MLP(c, name="mlp")(h), layer_kv
+
+
+class Embedding(nn.Module):
+    """A row of numbers a token id; the same matrix is the output head of tied models."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        shape = (self.config.vocab_size, self.config.hidden_size)
+        dtype = jnp.dtype(self.config.dtype)
+        self.embedding = self.param("embedding", INITIALIZERS["embedding"], shape, dtype)
+
+    def __call__(self, tokens: Array) -> Array:
+        return jnp.take(self.embedding, tokens, axis=0, mode="clip")
+
+    def attend(self, x: Array) -> Array:
+        return linear(x, self.embedding, dtype=jnp.float32)
+
+
+class Llama(nn.Module):
+    """The decoder: `__call__` gives hidden states, `logits` the next-token logits of some."""
+
+    config: ModelConfig
+
+    def setup(self) -> None:
+        c, dtype = self.config, jnp.dtype(self.config.dtype)
+        self.embed = Embedding(c)
+        block = nn.jit(Block, static_argnums=(5,))
+        self.layers = [block(c) for _ in range(c.num_layers)]
+        self.final_norm = RMSNorm(c.rms_norm_eps, dtype)
+        if not c.tie_word_embeddings:
+            self.lm_head = Linear((c.vocab_size,), False, dtype, jnp.dtype(jnp.float32))
+
+    def __call__(
+        self, cache: LayerCache, step: Step, attention: AttentionFn
+    ) -> tuple[Array, LayerCache]:
+        """Hidden states [T, D] after the final norm, and the cache with this step's k and v."""
+        x = self.embed(step.tokens)
+        rotary = rotary_cos_sin(self.config, step)
+        new_cache = []
+        for layer, layer_kv in zip(self.layers, cache, strict=True):
+            x, layer_kv = layer(x, rotary, layer_kv, step, attention)
+            new_cache.append(layer_kv)
+        hidden = self.final_norm(x)
+        if self.is_initializing():
+            self.logits(hidden)  # so that the head gets its parameters
+        return hidden, tuple(new_cache)
+
+    def logits(self, hidden: Array) -> Array:
+        """Logits [R, V] in float32 of hidden states [R, D]."""
+        if self.config.tie_word_embeddings:
+            return self.embed.attend(hidden)
+        return self.lm_head(hidden)

@@ -1,0 +1,185 @@
+"""The few operations every model here is made of: one matrix product, RMS norm, rotary positions.
+
+Knows no cache, no attention and no architecture. Arrays are [T, ...], a token a row; weights are
+[out, in].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from jax import Array, lax
+
+from jaxpage.config import ModelConfig, RopeScaling
+
+MAX_PINNED_TOKENS = 64
+"""Most rows for which the pinned product is the faster one on a CPU."""
+
+
+INITIALIZERS = {
+    "scale": nn.initializers.ones,
+    "bias": nn.initializers.zeros,
+    "kernel": nn.initializers.normal(0.02),
+    "embedding": nn.initializers.normal(0.02),
+}
+"""How training of the LLaMA family starts, by a parameter's own name."""
+
+
+class StepPositions(Protocol):
+    """What rotary positions read of a step; `jaxpage.device.types.StepInput` has it."""
+
+    @property
+    def positions(self) -> Array: ...  # [T] int32
+    @property
+    def query_starts(self) -> Array: ...  # [B + 1] int32
+    @property
+    def prompt_lens(self) -> Array: ...  # [B] int32
+
+
+def linear(
+    x: Array, w: Array, bias: Array | None = None, *, dtype: jnp.dtype | None = None
+) -> Array:
+    """x [T, D] times w [..., D], its leading axes flattened, plus bias of those axes: [T, out].
+
+    The result has x's dtype, or `dtype` (accumulated in float32 all the same). float32 is exact
+    float32 on every device: GPUs would take TF32 without being told.
+    """
+    w = w.reshape(-1, w.shape[-1])
+    if x.shape[0] <= MAX_PINNED_TOKENS:
+        y = lax.platform_dependent(x, w, cpu=_pinned_product(dtype), default=_product(dtype))
+    else:
+        y = _product(dtype)(x, w)
+    if bias is not None:
+        y = y + bias.reshape(1, -1).astype(y.dtype)
+    return y
+
+
+def _precision(x: Array) -> lax.Precision:
+    return lax.Precision.HIGHEST if x.dtype == jnp.float32 else lax.Precision.DEFAULT
+
+
+def _product(dtype: jnp.dtype | None) -> Callable[[Array, Array], Array]:
+    def product(x: Array, w: Array) -> Array:
+        return lax.dot_general(
+            x, w, (((1,), (1,)), ((), ())), precision=_precision(x), preferred_element_type=dtype
+        )
+
+    return product
+
+
+def _pinned_product(dtype: jnp.dtype | None) -> Callable[[Array, Array], Array]:
+    def product(x: Array, w: Array) -> Array:
+        y = lax.dot_general(
+            w, x, (((1,), (1,)), ((), ())), precision=_precision(x), preferred_element_type=dtype
+        )
+        return lax.optimization_barrier(y).T
+
+    return product
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * scale along the last axis, computed in float32, returned in x's dtype."""
+
+    eps: float
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        scale = self.param("scale", INITIALIZERS["scale"], (x.shape[-1],), self.dtype)
+        wide = x.astype(jnp.float32)
+        inverse_rms = lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + self.eps)
+        return (wide * inverse_rms * scale.astype(jnp.float32)[None, :]).astype(x.dtype)
+
+
+class Linear(nn.Module):
+    """`linear` with its own weights: [*features, D] and, on demand, a bias [*features]."""
+
+    features: tuple[int, ...]
+    use_bias: bool
+    dtype: jnp.dtype
+    result_dtype: jnp.dtype | None = None
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        kernel = self.param(
+            "kernel", INITIALIZERS["kernel"], (*self.features, x.shape[-1]), self.dtype
+        )
+        bias = None
+        if self.use_bias:
+            bias = self.param("bias", INITIALIZERS["bias"], self.features, self.dtype)
+        return linear(x, kernel, bias, dtype=self.result_dtype)
+
+
+def rotary_cos_sin(config: ModelConfig, step: StepPositions) -> tuple[Array, Array]:
+    """Cosine and sine of every token's rotary angles, each float32 [T, H / 2]."""
+    scaling = config.rope_scaling
+    positions = step.positions.astype(jnp.float32)[:, None]
+    if scaling is not None and scaling.kind == "dynamic":
+        frequencies = _dynamic_frequencies(config, scaling, step)
+    else:
+        frequencies = jnp.asarray(inverse_frequencies(config))[None, :]
+    angles = positions * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
+    """Turn each pair (x[i], x[i + H/2]) of x [T, heads, H] by its token's angle i."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+def inverse_frequencies(config: ModelConfig) -> np.ndarray:
+    """Angle per position of each pair, float32 [H / 2]: plain, linear or llama3.
+
+    `dynamic` gives the plain ones: it stretches only past the original length, by token.
+    Source: `modeling_rope_utils.py` of Hugging Face transformers, in its float32.
+    """
+    half = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    plain = np.float32(1) / np.float32(config.rope_theta) ** half
+    scaling = config.rope_scaling
+    if scaling is None or scaling.kind == "dynamic":
+        return plain
+    stretched = plain / np.float32(scaling.factor)
+    if scaling.kind == "linear":
+        return stretched
+    return _llama3_frequencies(plain, stretched, scaling)
+
+
+def _llama3_frequencies(
+    plain: np.ndarray, stretched: np.ndarray, scaling: RopeScaling
+) -> np.ndarray:
+    """Short waves stay, long ones are stretched, those between are mixed by wavelength.
+
+    With an original length of 8192, low 1 and high 4: waves under 2048 tokens stay as they are,
+    waves over 8192 are stretched.
+    """
+    low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
+    turns = np.float32(scaling.original_max_position_embeddings) * plain / np.float32(2 * math.pi)
+    share = np.clip((turns - low) / (high - low), np.float32(0), np.float32(1))
+    return (np.float32(1) - share) * stretched + share * plain
+
+
+def _dynamic_frequencies(config: ModelConfig, scaling: RopeScaling, step: StepPositions) -> Array:
+    """Frequencies [T, H / 2] for theta grown with the length each token was computed at.
+
+    The length is the whole prompt for prompt tokens, however they are chunked, and position + 1
+    for later ones: what Hugging Face's prefill and decode of that prompt use.
+    """
+    token = jnp.arange(step.positions.shape[0], dtype=jnp.int32)
+    rows_before = token[:, None] >= step.query_starts[None, 1:]
+    row = jnp.minimum(jnp.sum(rows_before, axis=1), step.prompt_lens.shape[0] - 1)
+    length = jnp.maximum(step.prompt_lens[row], step.positions + 1).astype(jnp.float32)
+    original = jnp.float32(scaling.original_max_position_embeddings)
+    factor = jnp.float32(scaling.factor)
+    growth = factor * jnp.maximum(length, original) / original - (factor - jnp.float32(1))
+    exponent = jnp.float32(config.head_dim / (config.head_dim - 2))
+    theta = jnp.float32(config.rope_theta) * growth**exponent
+    half = jnp.arange(0, config.head_dim, 2, dtype=jnp.float32) / jnp.float32(config.head_dim)
+    return jnp.float32(1) / theta[:, None] ** half[None, :]
