@@ -162,3 +162,5 @@ class SequenceUpdate:
     """Set when the request failed; it is then gone from the scheduler."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     """The whole prompt's, once, with the update that first carries a token or an end."""
+    num_preemptions: int = 0
+    """Times the sequence has given way so far."""
