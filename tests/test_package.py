@@ -1,0 +1,177 @@
+"""What the project looks like from outside: lazy imports, the folders at the top, house style."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("jaxpage", "pallas_kernels", "convert", "tests", "benchmarks")
+FILES = ("pyproject.toml", "README.md")
+FOR_TOOLS = ("docs", "LICENSE", "CHANGELOG.md", "uv.lock")  # and hidden names
+
+MAX_FILE_LINES = 300
+MAX_KERNEL_LINES = 450
+MAX_FUNCTION_LINES = 40
+"""Without its docstring: words that help a reader are free."""
+MAX_POSITIONAL = 5
+
+ALLOWED: dict[str, str] = {}
+"""`path` or `path::function` -> why it is clearer long. Entries that no longer apply fail."""
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    """(path, text) of every Python file in the project."""
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+def too_long(path: str, source: str) -> Iterator[tuple[str, str]]:
+    """(`path` or `path::function`, complaint) of what is over the house's sizes."""
+    limit = MAX_KERNEL_LINES if path.startswith("pallas_kernels/") else MAX_FILE_LINES
+    if (lines := source.count("\n")) > limit:
+        yield path, f"{lines} lines, wanted at most {limit}"
+    for name, function in _functions(ast.parse(source), ""):
+        lines = _body_lines(function)
+        if lines > MAX_FUNCTION_LINES:
+            yield f"{path}::{name}", f"{lines} lines, wanted at most {MAX_FUNCTION_LINES}"
+        positional = [*function.args.posonlyargs, *function.args.args]
+        count = sum(argument.arg not in ("self", "cls") for argument in positional)
+        if count > MAX_POSITIONAL and not path.startswith("pallas_kernels/"):
+            yield f"{path}::{name}", f"{count} positional arguments, wanted {MAX_POSITIONAL}"
+
+
+def odd_lines(path: str, source: str) -> Iterator[str]:
+    """Comments that the house refuses, and a missing docstring."""
+    if not ast.get_docstring(ast.parse(source)) and source.strip():
+        yield f"{path}:1 has no docstring that says why the file exists"
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        where = f"{path}:{token.start[0]}"
+        if re.search(r"\b(type|pyright): ignore(\[[\w, -]+\])?\s*$", token.string):
+            yield f"{where} silences a checker and gives no reason"
+        if re.search(r"\b(TODO|FIXME|XXX)\b(?!\(#\d+\))", token.string):
+            yield f"{where} has a TODO without the number of an issue"
+
+
+def model_kwargs(path: str, source: str) -> Iterator[str]:
+    """Functions of a model that take whatever they are given."""
+    if path.startswith("jaxpage/models/"):
+        for name, function in _functions(ast.parse(source), ""):
+            if function.args.kwarg:
+                yield f"{path}::{name} takes **{function.args.kwarg.arg}"
+
+
+def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+    for child in ast.iter_child_nodes(node):
+        name = prefix
+        if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
+            name = f"{prefix}.{child.name}" if prefix else child.name
+        if isinstance(child, ast.FunctionDef):
+            yield name, child
+        yield from _functions(child, name)
+
+
+def _body_lines(function: ast.FunctionDef) -> int:
+    assert function.end_lineno is not None
+    lines = function.end_lineno - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is not None:
+        assert first.end_lineno is not None
+        lines -= first.end_lineno - first.lineno + 1
+    return lines
+
+
+def test_files_and_functions_can_be_read_in_one_go() -> None:
+    found = [item for path, source in sources() for item in too_long(path, source)]
+    new = [f"{name}: {complaint}" for name, complaint in found if name not in ALLOWED]
+    assert not new, "\n" + "\n".join(new)
+    stale = ALLOWED.keys() - {name for name, _ in found}
+    assert not stale, f"no longer too long, take out of ALLOWED: {sorted(stale)}"
+
+
+def test_every_file_says_why_it_exists_and_silences_nothing() -> None:
+    found = [line for path, source in sources() for line in odd_lines(path, source)]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_models_take_no_unnamed_arguments() -> None:
+    found = [line for path, source in sources() for line in model_kwargs(path, source)]
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_the_checks_find_what_they_look_for() -> None:
+    body = "\n".join(["    x = 1"] * 40)
+    method = f"class A:\n  def f(self):\n{body}\n"
+    assert [name for name, _ in too_long("jaxpage/a.py", method)] == ["jaxpage/a.py::A.f"]
+    assert not list(too_long("jaxpage/a.py", f'def f():\n    """Words."""\n{body[:-10]}\n'))
+    assert list(too_long("jaxpage/a.py", "def f(a, b, c, d, e, f): pass"))
+    assert not list(too_long("jaxpage/a.py", "def f(a, b, c, d, e, *, f): pass"))
+    assert list(too_long("jaxpage/a.py", "\n" * 301))
+    assert not list(too_long("pallas_kernels/a.py", "\n" * 301))
+    doc = '"""Why."""\n'
+    assert list(odd_lines("jaxpage/a.py", "x = 1\n"))
+    assert list(odd_lines("jaxpage/a.py", f"{doc}x = 1  # type: ignore[misc]\n"))
+    assert list(odd_lines("jaxpage/a.py", f"{doc}# TODO: later\n"))
+    assert not list(
+        odd_lines("jaxpage/a.py", f"{doc}x = 1  # type: ignore[misc]  # flax lacks it\n")
+    )
+    assert not list(odd_lines("jaxpage/a.py", f"{doc}# TODO(#7): later\n"))
+    assert list(model_kwargs("jaxpage/models/a.py", "def f(**rest): pass"))
+
+
+def test_the_top_folder_holds_the_seven_names_and_what_tools_need() -> None:
+    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().split()]
+    names = {path.name for path in ROOT.iterdir()}
+    surplus = {
+        name
+        for name in names - {*FOLDERS, *FILES, *FOR_TOOLS}
+        if not name.startswith(".") and not any(Path(name).match(pattern) for pattern in ignored)
+    }
+    assert not surplus, f"at the top of the project, and not what it is made of: {surplus}"
+    missing = {*FOLDERS, *FILES} - names
+    assert not missing, f"the project has seven fixed names; missing: {missing}"
+
+
+def test_importing_jaxpage_loads_neither_jax_nor_numpy() -> None:
+    """The public names are found on first use: listing them is free."""
+    code = (
+        "import sys, jaxpage; dir(jaxpage); jaxpage.SamplingParams(n=2); "
+        "print({'jax', 'numpy', 'flax'} & sys.modules.keys())"
+    )
+    assert _python(code) == "set()"
+
+
+def test_every_public_name_can_be_found() -> None:
+    package = importlib.import_module("jaxpage")
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+    assert set(package.__all__) <= set(dir(package))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        getattr(package, "no_such_name")  # noqa: B009  an attribute pyright need not know
+
+
+def test_the_changelog_knows_the_version() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    version = re.search(r'^version = "(.+)"$', text, re.MULTILINE)
+    assert version is not None
+    assert f"## [{version[1]}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def _python(code: str) -> str:
+    """What `code` prints in a fresh interpreter, started at the top of the project."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
