@@ -17,5 +17,9 @@ class CapacityError(JaxpageError):
     """Something can never fit; the message gives the need and what there is."""
 
 
+class PromptCapacityError(RequestError, CapacityError):
+    """A prompt that the pool can never hold: one request's mistake, and a matter of room."""
+
+
 class CheckpointError(JaxpageError):
     """Model files are missing, half-written, damaged or do not match their config."""
