@@ -1,0 +1,1 @@
+"""The kinds of tokenizer, one file each; `jaxpage.tokenizer` is the door to them."""

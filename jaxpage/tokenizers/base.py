@@ -1,0 +1,99 @@
+"""What every tokenizer promises, whatever file it came from.
+
+Knows nothing of files, models or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class TextStream(Protocol):
+    """Text of one growing list of ids. What `push` returned is never taken back."""
+
+    def push(self, token_id: int) -> str:
+        """The text that has become certain with this id; empty while a character is half there."""
+        ...
+
+    @property
+    def pending(self) -> str:
+        """What the text would end with if no id followed."""
+        ...
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Text to ids and back.
+
+    Special tokens written in a text ("<|im_end|>") become their ids, as in Hugging Face
+    tokenizers: text from strangers has to be cleaned by the caller.
+    """
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id; a model's embedding may have more rows than that."""
+        ...
+
+    @property
+    def bos_token_id(self) -> int | None: ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The ids that end a text, as far as the tokenizer's own files tell."""
+        ...
+
+    @property
+    def bos_token(self) -> str: ...
+
+    @property
+    def eos_token(self) -> str: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids whose text `skip_special_tokens` leaves out."""
+        ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text. BOS, where the model wants one, comes first and exactly once, also
+        when the text begins with it already (a chat template may have written it; Hugging Face
+        then gives two)."""
+        ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ids; bytes that are no UTF-8 become U+FFFD. Ids without a token are dropped."""
+        ...
+
+    def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
+        """A decoder for one sequence, fed id by id; its text adds up to `decode` of all ids."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerInfo:
+    """What a tokenizer's files say beside its vocabulary."""
+
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    adds_bos: bool = False
+    chat_template: str | None = None
+    pad_token_id: int | None = None
+    unk_token_id: int | None = None
+
+
+def decode_all(stream: TextStream, token_ids: Sequence[int]) -> str:
+    """The whole text of `token_ids` through a fresh stream."""
+    return "".join([stream.push(token_id) for token_id in token_ids]) + stream.pending
+
+
+def with_one_bos(token_ids: list[int], bos_token_id: int | None) -> list[int]:
+    """`token_ids` without the surplus when they begin with BOS more than once."""
+    first = 0
+    while bos_token_id is not None and token_ids[first : first + 2] == [bos_token_id] * 2:
+        first += 1
+    return token_ids[first:]

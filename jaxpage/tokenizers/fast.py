@@ -1,0 +1,127 @@
+"""A tokenizer that the tokenizers library runs: `tokenizer.json` and what is turned into it.
+
+Encoding is the library's. Decoding is ours, because it must go on token by token: the decoder of
+the file is recognised and refused when it is none of the known ones; tests hold both to the same
+text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import tokenizers
+
+from jaxpage.errors import CheckpointError
+from jaxpage.tokenizers import byte_level
+from jaxpage.tokenizers.base import TextStream, TokenizerInfo, decode_all, with_one_bos
+from jaxpage.tokenizers.streams import ByteStream, Piece, WholeRunStream
+
+StreamMaker = Callable[[Callable[[int], str | None]], TextStream]
+
+
+class FastTokenizer:
+    """See `jaxpage.tokenizer.Tokenizer`. `backend` is not changed after it was handed in."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, info: TokenizerInfo) -> None:
+        self.backend = backend
+        self.info = info
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        model_size = backend.get_vocab_size(with_added_tokens=False)
+        self.vocab_size = max(model_size, 1 + max(added, default=-1))
+        self._adds_bos = info.bos_token_id is not None and backend.encode("").ids[:1] == [
+            info.bos_token_id
+        ]
+        self._make_stream = _stream_maker(backend)
+        self._text_of = cache(backend.id_to_token)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self.info.bos_token_id
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.info.eos_token_ids
+
+    @property
+    def bos_token(self) -> str:
+        return self._name(self.info.bos_token_id)
+
+    @property
+    def eos_token(self) -> str:
+        return self._name(next(iter(self.info.eos_token_ids), None))
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.info.chat_template
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if add_special_tokens and self._adds_bos:
+            return with_one_bos(ids, self.info.bos_token_id)
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return decode_all(self.stream(skip_special_tokens=skip_special_tokens), token_ids)
+
+    def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
+        hidden = self.special_ids if skip_special_tokens else frozenset()
+
+        def token_of(token_id: int) -> str | None:
+            return None if token_id in hidden else self._text_of(token_id)
+
+        return self._make_stream(token_of)
+
+    def _name(self, token_id: int | None) -> str:
+        return "" if token_id is None else self._text_of(token_id) or ""
+
+
+def _stream_maker(backend: tokenizers.Tokenizer) -> StreamMaker:
+    """How the tokens of this tokenizer become text."""
+    steps = _decoder_steps(backend)
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        bytes_of = cache(byte_level.to_bytes)
+        return lambda token_of: ByteStream(lambda i: bytes_of(token_of(i) or ""))
+    if kinds in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"]):
+        piece_of = cache(_replacing(steps[0]))
+        spaces = _leading_spaces(steps[3]) if len(steps) > 3 else 0
+        return lambda token_of: WholeRunStream(
+            lambda i: None if (token := token_of(i)) is None else piece_of(token),
+            drop_spaces=spaces,
+        )
+    raise CheckpointError(
+        f"got a tokenizer whose decoder is {' + '.join(kinds) or 'missing'}, wanted ByteLevel or "
+        "Replace + ByteFallback + Fuse (+ Strip), as LLaMA-family models have; "
+        "check that tokenizer.json belongs to the model"
+    )
+
+
+def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
+    if backend.decoder is None:
+        return []
+    decoder = json.loads(backend.decoder.__getstate__())
+    return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+
+
+def _replacing(step: dict[str, Any]) -> Callable[[str], Piece]:
+    old, new = step["pattern"]["String"], step["content"]
+
+    def piece(token: str) -> Piece:
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return int(token[3:5], 16)
+        return token.replace(old, new)
+
+    return piece
+
+
+def _leading_spaces(step: dict[str, Any]) -> int:
+    if step["content"] != " " or step["stop"]:
+        raise CheckpointError(
+            f"got a tokenizer whose decoder strips {step}, wanted leading spaces alone; "
+            "check that tokenizer.json belongs to the model"
+        )
+    return step["start"]

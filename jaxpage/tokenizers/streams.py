@@ -1,0 +1,138 @@
+"""Incremental decoding of the kinds of vocabulary.
+
+A token's piece is bytes, or text, or one byte of a character that the vocabulary lacks (an int),
+or nothing (None). Constant work a token, and nothing is ever taken back: text that a later token
+could still change is held in `pending`.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+
+REPLACEMENT = "\ufffd"
+Piece = str | int | None
+
+
+class ByteStream:
+    """Every token is bytes (byte-level BPE); a character may span tokens."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        return self._decoder.decode(self._bytes_of(token_id))
+
+    @property
+    def pending(self) -> str:
+        return self._decoder.getstate()[0].decode("utf-8", errors="replace")
+
+
+class WholeRunStream:
+    """Text with byte tokens between, as the `ByteFallback` decoder of the tokenizers library.
+
+    A run (byte tokens that follow each other) that is not UTF-8 becomes one U+FFFD a byte, the
+    bytes of whole characters too. So a run is held back for as long as it is valid.
+    """
+
+    def __init__(self, piece_of: Callable[[int], Piece], *, drop_spaces: int) -> None:
+        self._piece_of = piece_of
+        self._drop_spaces = drop_spaces  # at the very start of the text
+        self._run = bytearray()
+        self._is_broken = False
+        self._checker = codecs.getincrementaldecoder("utf-8")()
+
+    def push(self, token_id: int) -> str:
+        piece = self._piece_of(token_id)
+        if piece is None:
+            return ""
+        text = self._push_byte(piece) if isinstance(piece, int) else self._end_run() + piece
+        shown = self._without_spaces(text)
+        self._drop_spaces -= len(text) - len(shown)
+        if shown:
+            self._drop_spaces = 0
+        return shown
+
+    @property
+    def pending(self) -> str:
+        return self._without_spaces(self._held())
+
+    def _push_byte(self, value: int) -> str:
+        if self._is_broken:
+            return REPLACEMENT
+        self._run.append(value)
+        try:
+            self._checker.decode(bytes((value,)))
+        except UnicodeDecodeError:
+            self._is_broken = True
+            text = REPLACEMENT * len(self._run)
+            self._run.clear()
+            return text
+        return ""
+
+    def _end_run(self) -> str:
+        text = self._held()
+        self._run.clear()
+        self._is_broken = False
+        self._checker.reset()
+        return text
+
+    def _held(self) -> str:
+        try:
+            return self._run.decode("utf-8")
+        except UnicodeDecodeError:
+            return REPLACEMENT * len(self._run)
+
+    def _without_spaces(self, text: str) -> str:
+        return text[min(self._drop_spaces, len(text) - len(text.lstrip(" "))) :]
+
+
+class SentencePieceStream:
+    """Text with byte tokens between, as sentencepiece decodes it.
+
+    Of a run that is not UTF-8 only the bytes that belong to no character become U+FFFD, one each,
+    so a character is shown as soon as it is whole. With `drop_first_space` the first piece loses
+    the space that encoding put before the text.
+    Source: `SentencePieceProcessor::Decode` of sentencepiece.
+    """
+
+    def __init__(self, piece_of: Callable[[int], Piece], *, drop_first_space: bool) -> None:
+        self._piece_of = piece_of
+        self._is_at_start = drop_first_space
+        self._held = b""
+
+    def push(self, token_id: int) -> str:
+        piece = self._piece_of(token_id)
+        if piece is None:
+            return ""
+        if isinstance(piece, int):
+            text, self._held = _split(self._held + bytes((piece,)))
+        else:
+            text = self.pending
+            self._held = b""
+            self._is_at_start = self._is_at_start and not text
+            if self._is_at_start and piece.startswith(" "):
+                self._is_at_start, piece = False, piece[1:]
+            text += piece
+        self._is_at_start = self._is_at_start and not text
+        return text
+
+    @property
+    def pending(self) -> str:
+        return REPLACEMENT * len(self._held)
+
+
+def _split(data: bytes) -> tuple[str, bytes]:
+    """The text of `data`, one U+FFFD a wrong byte, and the bytes of a character not yet whole."""
+    text = ""
+    while data:
+        try:
+            return text + data.decode("utf-8"), b""
+        except UnicodeDecodeError as error:
+            text += data[: error.start].decode("utf-8")
+            if error.reason == "unexpected end of data":
+                return text, data[error.start :]
+            text += REPLACEMENT * (error.end - error.start)
+            data = data[error.end :]
+    return text, b""
