@@ -1,0 +1,79 @@
+"""Paged-attention LLM inference in JAX.
+
+Names are loaded on first use, so importing a part never loads JAX by accident.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+_ROOMS = {
+    "jaxpage.engine.llm": ("LLM",),
+    "jaxpage.engine.engine": ("LLMEngine",),
+    "jaxpage.sampling_params": ("SamplingParams", "BeamSearchParams"),
+    "jaxpage.outputs": (
+        "RequestOutput",
+        "CompletionOutput",
+        "RequestMetrics",
+        "TokenLogprob",
+        "EngineStats",
+    ),
+    "jaxpage.config": ("ModelConfig", "CacheConfig", "EngineConfig", "RopeScaling"),
+    "jaxpage.errors": (
+        "JaxpageError",
+        "ConfigError",
+        "RequestError",
+        "CapacityError",
+        "CheckpointError",
+    ),
+    "jaxpage.checkpoint": ("load",),
+    "jaxpage.models.registry": ("build_model", "init_params"),
+    "jaxpage.device.kv_cache": ("init_cache",),
+    "jaxpage.device.types": ("prefill_input", "decode_input"),
+    "jaxpage.device.step": ("forward", "prefill", "decode"),
+    "jaxpage.device.sampling": ("sample",),
+}
+_HOME = {name: room for room, names in _ROOMS.items() for name in names}
+
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]  # one table, read by both
+
+if TYPE_CHECKING:
+    from jaxpage.checkpoint import load as load
+    from jaxpage.config import CacheConfig as CacheConfig
+    from jaxpage.config import EngineConfig as EngineConfig
+    from jaxpage.config import ModelConfig as ModelConfig
+    from jaxpage.config import RopeScaling as RopeScaling
+    from jaxpage.device.kv_cache import init_cache as init_cache
+    from jaxpage.device.sampling import sample as sample
+    from jaxpage.device.step import decode as decode
+    from jaxpage.device.step import forward as forward
+    from jaxpage.device.step import prefill as prefill
+    from jaxpage.device.types import decode_input as decode_input
+    from jaxpage.device.types import prefill_input as prefill_input
+    from jaxpage.engine.engine import LLMEngine as LLMEngine
+    from jaxpage.engine.llm import LLM as LLM
+    from jaxpage.errors import CapacityError as CapacityError
+    from jaxpage.errors import CheckpointError as CheckpointError
+    from jaxpage.errors import ConfigError as ConfigError
+    from jaxpage.errors import JaxpageError as JaxpageError
+    from jaxpage.errors import RequestError as RequestError
+    from jaxpage.models.registry import build_model as build_model
+    from jaxpage.models.registry import init_params as init_params
+    from jaxpage.outputs import CompletionOutput as CompletionOutput
+    from jaxpage.outputs import EngineStats as EngineStats
+    from jaxpage.outputs import RequestMetrics as RequestMetrics
+    from jaxpage.outputs import RequestOutput as RequestOutput
+    from jaxpage.outputs import TokenLogprob as TokenLogprob
+    from jaxpage.sampling_params import BeamSearchParams as BeamSearchParams
+    from jaxpage.sampling_params import SamplingParams as SamplingParams
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'jaxpage' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,126 @@
+"""Prompts from the command line and from files, as jobs; a bad line is a job with an error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+from jaxpage.errors import ConfigError, RequestError
+from jaxpage.sampling_params import SamplingParams
+
+_FIELDS = frozenset(field.name for field in fields(SamplingParams)) - {"logits_processors"}
+_TUPLES = frozenset({"stop", "stop_token_ids", "bad_words", "allowed_token_ids"})
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt to complete: text, token ids or messages; or the reason why it can't be."""
+
+    prompt: str | tuple[int, ...] | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    params: SamplingParams | None = None
+    error: str | None = None
+
+
+def jobs_from_prompts(
+    prompts: Iterable[str], sampling: Mapping[str, Any], *, chat: bool, system: str | None
+) -> list[Job]:
+    """Jobs for prompts given as arguments. Raises RequestError for wrong settings."""
+    params = SamplingParams(**sampling)
+    if not chat:
+        return [Job(prompt=prompt, params=params) for prompt in prompts]
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    return [
+        Job(messages=(*opening, {"role": "user", "content": prompt}), params=params)
+        for prompt in prompts
+    ]
+
+
+def jobs_from_file(
+    name: str, sampling: Mapping[str, Any], *, chat: bool, system: str | None
+) -> list[Job]:
+    """Jobs of a prompt file, one a line that isn't blank; `-` reads standard input.
+
+    `.jsonl` holds an object a line and `.txt` a prompt a line; standard input is taken for
+    JSONL when its first line begins with a brace. Raises ConfigError when it can't be read.
+    """
+    lines = [line for line in _read(name).splitlines() if line.strip()]
+    is_jsonl = name.endswith(".jsonl") or (name == "-" and lines[:1] and lines[0][:1] == b"{")
+    jobs = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            if is_jsonl:
+                jobs.append(_job_from_json(text, sampling))
+            else:
+                jobs += jobs_from_prompts([text], sampling, chat=chat, system=system)
+        except UnicodeDecodeError as error:
+            what = f"got prompt {number} of {name} with {error.reason} at byte {error.start}"
+            jobs.append(Job(error=f"{what}, wanted UTF-8 text; save the file as UTF-8"))
+        except RequestError as error:
+            jobs.append(Job(error=f"prompt {number} of {name}: {error}"))
+    return jobs
+
+
+def _read(name: str) -> bytes:
+    if name == "-":
+        return sys.stdin.buffer.read()
+    if not name.endswith((".txt", ".jsonl")):
+        raise ConfigError(f"got --prompts {name}, wanted a .txt or .jsonl file, or -; rename it")
+    try:
+        return Path(name).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"got --prompts {name}, which can't be read ({error.strerror}), wanted a file; "
+            "check the path"
+        ) from None
+
+
+def _job_from_json(text: str, sampling: Mapping[str, Any]) -> Job:
+    item = _parse_object(text)
+    prompt, messages = item.pop("prompt", None), item.pop("messages", None)
+    if (prompt is None) == (messages is None):
+        raise RequestError("got an object without exactly one of prompt and messages; give one")
+    unknown = sorted(set(item) - _FIELDS)
+    if unknown:
+        raise RequestError(
+            f"got the field {unknown[0]!r}, wanted prompt, messages or a sampling field; "
+            "check the spelling"
+        )
+    if "logit_bias" in item:
+        item["logit_bias"] = _bias(item["logit_bias"])
+    for name in _TUPLES & set(item):
+        if item[name] is not None and not isinstance(item[name], str | list):
+            raise RequestError(f"got {name}={item[name]!r}, wanted a list; put it in brackets")
+    params = SamplingParams(**{**sampling, **item})
+    if messages is None:
+        if not isinstance(prompt, str | list):
+            raise RequestError(f"got prompt={prompt!r}, wanted text or a list of token ids")
+        return Job(prompt=tuple(prompt) if isinstance(prompt, list) else prompt, params=params)
+    if not isinstance(messages, list):
+        raise RequestError(f"got messages={messages!r}, wanted a list of role and content")
+    return Job(messages=tuple(cast("list[Mapping[str, Any]]", messages)), params=params)
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    try:
+        item = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise RequestError(f"got a line that is not JSON ({error}), wanted an object") from None
+    if not isinstance(item, dict):
+        raise RequestError(f"got JSON of type {type(item).__name__}, wanted an object in braces")
+    return item
+
+
+def _bias(value: Any) -> Any:
+    """JSON has no whole-number keys: "42" means 42."""
+    if not isinstance(value, dict):
+        return value
+    try:
+        return {int(key): bias for key, bias in value.items()}
+    except ValueError:
+        raise RequestError(f"got logit_bias={value!r}, wanted token ids as keys") from None

@@ -1,0 +1,136 @@
+"""The options of `python -m jaxpage.generate`, and what they mean to the library."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any, NoReturn
+
+from jaxpage.config import DTYPES
+from jaxpage.errors import ConfigError
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Wrong calls end with one line on stderr and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(
+            f"error: got a wrong call ({message}), wanted {self.prog} options; see --help\n"
+        )
+        sys.exit(2)
+
+
+def build_parser() -> OneLineParser:
+    parser = OneLineParser(
+        prog="python -m jaxpage.generate",
+        description="Complete prompts with a LLaMA-family model. Results go to stdout, "
+        "everything else to stderr.",
+    )
+    parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="text to complete")
+    _add_input(parser.add_argument_group("model and input"))
+    _add_sampling(parser.add_argument_group("sampling"))
+    _add_output(parser.add_argument_group("output"))
+    _add_engine(parser.add_argument_group("engine"))
+    return parser
+
+
+def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
+    """The options as fields of SamplingParams; a JSONL line may override each."""
+    names = (
+        "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "n",
+        "best_of", "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty",
+        "logprobs", "prompt_logprobs",
+    )  # fmt: skip
+    fields = {name: getattr(args, name) for name in names}
+    fields["stop"] = tuple(args.stop)
+    fields["stop_token_ids"] = tuple(args.stop_token_id)
+    if args.logit_bias:
+        fields["logit_bias"] = dict(_parse_bias(text) for text in args.logit_bias)
+    return fields
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options as keywords of LLM. Raises ConfigError for a feature of a later version."""
+    if args.beam_width is not None:
+        raise ConfigError(
+            f"got --beam-width {args.beam_width}, but beam search comes with a later version; "
+            "leave it out"
+        )
+    names = (
+        "dtype", "block_size", "num_blocks", "kv_memory", "max_model_len", "max_num_seqs",
+        "max_num_batched_tokens", "preemption", "swap_blocks", "attention", "tensor_parallel_size",
+    )  # fmt: skip
+    options = {name: getattr(args, name) for name in names}
+    options["enable_prefix_caching"] = False if args.no_prefix_caching else None
+    return options
+
+
+def _add_input(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--model", default="smollm2-135m", metavar="M",
+                       help="name, directory, .gguf file or Hub id (%(default)s)")  # fmt: skip
+    group.add_argument("--dtype", default="auto", choices=("auto", *DTYPES),
+                       help="auto: float32 on a CPU, bfloat16 on a GPU")  # fmt: skip
+    group.add_argument("--device", default="auto", choices=("auto", "cpu", "gpu"))
+    group.add_argument("--prompts", metavar="FILE",
+                       help=".txt: a prompt a line; .jsonl: objects; -: stdin")  # fmt: skip
+    group.add_argument("--chat", action="store_true", help="wrap PROMPT in the chat template")
+    group.add_argument("--system", metavar="S", help="system message, with --chat")
+
+
+def _add_sampling(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--max-tokens", type=int, default=128)
+    add("--min-tokens", type=int, default=0)
+    add("--temperature", type=float, default=0.0, help="0: greedy (default)")
+    add("--top-p", type=float, default=1.0)
+    add("--top-k", type=int, default=0, help="0 or -1: off (default)")
+    add("--min-p", type=float, default=0.0)
+    add("--seed", type=int)
+    add("-n", type=int, default=1, help="completions a prompt")
+    add("--best-of", type=int, help="draw this many, return the n likeliest")
+    add("--beam-width", type=int)
+    add("--length-penalty", type=float, default=1.0)
+    add("--early-stopping", choices=("false", "true", "never"), default="false")
+    add("--stop", action="append", default=[], metavar="S", help="end before this text; repeatable")
+    add("--stop-token-id", action="append", type=int, default=[], metavar="I")
+    add("--ignore-eos", action="store_true")
+    add("--presence-penalty", type=float, default=0.0)
+    add("--frequency-penalty", type=float, default=0.0)
+    add("--repetition-penalty", type=float, default=1.0)
+    add("--logit-bias", action="append", default=[], metavar="ID=V")
+    add("--logprobs", type=int, metavar="K")
+    add("--prompt-logprobs", type=int, metavar="K")
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--format", choices=("text", "jsonl"), default="text")
+    add("-o", "--output", metavar="FILE")
+    add("--no-stream", action="store_true", help="print a completion only when it is whole")
+    add("--quiet", action="store_true", help="no progress on stderr")
+    add("--stats", action="store_true", help="print the engine's counters on stderr as JSON")
+
+
+def _add_engine(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--block-size", type=int, default=16, help="tokens a KV block (%(default)s)")
+    add("--num-blocks", type=int, metavar="N", help="blocks in the pool")
+    add("--kv-memory", metavar="SIZE", help="or its size, as 2GiB")
+    add("--max-model-len", type=int, metavar="L")
+    add("--max-num-seqs", type=int, default=64)
+    add("--max-num-batched-tokens", type=int, default=2048)
+    add("--no-prefix-caching", action="store_true")
+    add("--preemption", choices=("auto", "recompute", "swap"), default="auto")
+    add("--swap-blocks", type=int, default=0, metavar="N")
+    add("--attention", choices=("auto", "xla", "reference", "pallas"), default="auto")
+    add("--tensor-parallel-size", type=int, default=1)
+
+
+def _parse_bias(text: str) -> tuple[int, float]:
+    token_id, _, value = text.partition("=")
+    try:
+        return int(token_id), float(value)
+    except ValueError:
+        raise ConfigError(
+            f"got --logit-bias {text!r}, wanted ID=V with a token id and a number, as 42=-100"
+        ) from None

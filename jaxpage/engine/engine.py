@@ -1,0 +1,152 @@
+"""The engine: carries messages between the scheduler, the device and the text. Decides nothing.
+
+The one thing it reports back is a stop string, which only text can show.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
+
+from jaxpage.engine.requests import RequestFactory
+from jaxpage.engine.stats import Stopwatch
+from jaxpage.engine.tracking import LiveCompletion, LiveRequest
+from jaxpage.host.plan import Request, SequenceUpdate, StepPlan, StepResult
+from jaxpage.host.scheduler import Scheduler
+from jaxpage.outputs import EngineStats, RequestOutput
+from jaxpage.sampling_params import BeamSearchParams, SamplingParams
+
+
+class Device(Protocol):
+    """What the engine asks of the device side; a Runner, or a stub in tests and simulations."""
+
+    def dispatch(self, plan: StepPlan) -> Any: ...
+
+    def read(self, ticket: Any) -> StepResult: ...
+
+
+class LLMEngine:
+    """Continuous batching, one step at a time. Belongs to one thread.
+
+    `depth` is how many steps may be dispatched ahead of the one being read: 1 hides the host's
+    work under the device's, 0 reads every step before the next is planned.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        scheduler: Scheduler,
+        requests: RequestFactory,
+        *,
+        depth: int = 1,
+    ) -> None:
+        self._device = device
+        self._scheduler = scheduler
+        self._requests = requests
+        self._depth = depth
+        self._in_flight: deque[tuple[StepPlan, Any]] = deque()
+        self._live: dict[str, LiveRequest] = {}
+        self._num_steps = 0
+        self._stepping = Stopwatch()
+        self._waiting = Stopwatch()
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request is still to finish."""
+        return self._scheduler.has_unfinished or bool(self._live)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of the requests that are not finished."""
+        return sum(len(live.request.prompt_token_ids) for live in self._live.values())
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: str | Seq[int],
+        params: SamplingParams | BeamSearchParams | None = None,
+    ) -> None:
+        """Submits a prompt (text or token ids); it joins at the next step.
+
+        Raises RequestError for a wrong prompt or setting, CapacityError for a prompt that can
+        never fit, ConfigError for a feature that is not there yet. Nothing else is touched.
+        """
+        request = self._requests.build(request_id, prompt, params or SamplingParams())
+        self._scheduler.add(request)
+        text = prompt if isinstance(prompt, str) else None
+        completions = tuple(self._completion(request) for _ in range(request.params.n))
+        self._live[request_id] = LiveRequest(request, text, completions)
+
+    def step(self) -> list[RequestOutput]:
+        """Runs one step; returns a snapshot of every request that has news."""
+        with self._stepping.running():
+            plan = self._scheduler.schedule()
+            if plan is not None:
+                self._num_steps += 1
+                self._in_flight.append((plan, self._device.dispatch(plan)))
+            self._read_back(at_least_one=plan is None)
+            return self._publish()
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request now; its last snapshot comes with the next step. False: unknown id."""
+        return self._scheduler.abort(request_id)
+
+    def stats(self, *, num_compilations: int = 0) -> EngineStats:
+        """The counters so far."""
+        scheduler, host = self._scheduler, self._scheduler.counters
+        seconds = self._stepping.seconds
+        return EngineStats(
+            num_steps=self._num_steps,
+            prompt_tokens=host.prompt_tokens,
+            generated_tokens=host.generated_tokens,
+            seconds=seconds,
+            tokens_per_second=host.generated_tokens / seconds if seconds else 0.0,
+            blocks_total=scheduler.blocks_total,
+            blocks_free=scheduler.blocks_free,
+            peak_blocks_used=scheduler.peak_blocks_used,
+            mean_running=host.mean_running,
+            slot_utilisation=host.slot_utilisation,
+            blocks_saved_by_sharing=0,
+            preemptions_recompute=host.preemptions_recompute,
+            preemptions_swap=0,
+            swapped_out_blocks=0,
+            prefix_hit_tokens=0,
+            num_compilations=num_compilations,
+            host_seconds=seconds - self._waiting.seconds,
+            device_wait_seconds=self._waiting.seconds,
+        )
+
+    def _completion(self, request: Request) -> LiveCompletion:
+        return LiveCompletion(self._requests.detokenizer(request))
+
+    def _read_back(self, *, at_least_one: bool) -> None:
+        """Reads steps until at most `depth` are in flight."""
+        while self._in_flight and (at_least_one or len(self._in_flight) > self._depth):
+            plan, ticket = self._in_flight.popleft()
+            with self._waiting.running():
+                result = self._device.read(ticket)
+            self._scheduler.update(plan, result)
+            at_least_one = False
+
+    def _publish(self) -> list[RequestOutput]:
+        """Turns the scheduler's news into snapshots; a stop string found here makes more news."""
+        now_s = time.monotonic()
+        changed: dict[str, LiveRequest] = {}
+        while updates := self._scheduler.take_updates():
+            for update in updates:
+                live = self._live.get(update.request_id)
+                if live is not None:
+                    changed[update.request_id] = live
+                    self._extend(live, update, now_s)
+        outputs = [live.snapshot(now_s) for live in changed.values()]
+        for output in outputs:
+            if output.finished:
+                del self._live[output.request_id]
+        return outputs
+
+    def _extend(self, live: LiveRequest, update: SequenceUpdate, now_s: float) -> None:
+        stop = live.extend(update, now_s)
+        if stop is not None and update.finish_reason is None:
+            self._scheduler.finish(update.seq_id, "stop", stop)

@@ -1,0 +1,250 @@
+"""`LLM`: a model, a pool and an engine behind a few calls."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from jaxpage.config import EngineConfig, ModelConfig
+from jaxpage.engine import compile_cache
+from jaxpage.engine.engine import LLMEngine
+from jaxpage.engine.options import Options
+from jaxpage.engine.requests import RequestFactory, check_available
+from jaxpage.engine.runner import Runner
+from jaxpage.engine.sizing import size_pool
+from jaxpage.errors import CapacityError, ConfigError, RequestError
+from jaxpage.host.scheduler import Scheduler
+from jaxpage.models.registry import build_model
+from jaxpage.outputs import EngineStats, RequestOutput
+from jaxpage.sampling_params import BeamSearchParams, SamplingParams
+from jaxpage.tokenizer import Tokenizer
+
+Prompt = str | Seq[int]
+Params = SamplingParams | BeamSearchParams
+Message = Mapping[str, Any]
+"""{"role": ..., "content": ...}"""
+
+
+class LLM:
+    """Generates text with a paged, continuously batched engine.
+
+    Give a model by name or path, or `config` and `params` (and a `tokenizer`) that you have.
+    Keywords beside those are the options of the command line; see `Options`. Raises ConfigError,
+    CapacityError or CheckpointError before any memory is taken. Belongs to one thread.
+    """
+
+    def __init__(
+        self,
+        model: str = "smollm2-135m",
+        *,
+        config: ModelConfig | None = None,
+        params: dict[str, Any] | None = None,
+        tokenizer: Tokenizer | None = None,
+        report: Callable[[str, float], None] | None = None,
+        **options: Any,
+    ) -> None:
+        settings = Options(**options).checked()
+        compile_cache.enable()
+        if (config is None) != (params is None):
+            raise ConfigError("got one of config and params, wanted both or neither; pass both")
+        if config is None or params is None:
+            from jaxpage.checkpoint import load
+
+            config, params, tokenizer = load(model, dtype=settings.model_dtype())
+        self.config = config
+        self.tokenizer = tokenizer
+        self._next_id = 0
+        self._build(config, params, settings, report)
+
+    def _build(
+        self,
+        config: ModelConfig,
+        params: dict[str, Any],
+        settings: Options,
+        report: Callable[[str, float], None] | None,
+    ) -> None:
+        engine = settings.engine_config(config)
+        cache = size_pool(
+            config,
+            block_size=settings.block_size,
+            num_blocks=settings.num_blocks,
+            kv_memory=settings.kv_memory,
+            most_tokens=engine.max_num_seqs * engine.max_model_len,
+        )
+        num_token_ids = config.vocab_size
+        if self.tokenizer is not None:
+            num_token_ids = min(num_token_ids, self.tokenizer.vocab_size)
+        self.runner = Runner(
+            build_model(config),
+            params,
+            config=config,
+            cache=cache,
+            engine=engine,
+            num_token_ids=num_token_ids,
+            report=report,
+        )
+        seed = secrets.randbits(64) if settings.seed is None else settings.seed
+        requests = RequestFactory(self.tokenizer, config, num_token_ids=num_token_ids, seed=seed)
+        scheduler = Scheduler(engine, cache, prefill_ladder=self.runner.ladders.prefill_tokens)
+        self.engine = LLMEngine(self.runner, scheduler, requests)
+        self.engine_config: EngineConfig = engine
+        self.cache_config = cache
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        sampling_params: Params | Seq[Params] | None = None,
+        *,
+        raise_on_error: bool = False,
+    ) -> list[RequestOutput]:
+        """Completes one prompt or many (text or token ids); outputs in input order.
+
+        A request that fails comes back with `error` set; `raise_on_error` raises it instead.
+        """
+        return sorted(
+            self.generate_iter(prompts, sampling_params, raise_on_error=raise_on_error),
+            key=lambda output: int(output.request_id),
+        )
+
+    def generate_iter(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        sampling_params: Params | Seq[Params] | None = None,
+        *,
+        raise_on_error: bool = False,
+    ) -> Iterator[RequestOutput]:
+        """As `generate`, but yields each finished output as soon as it is there.
+
+        Closing the iterator aborts what is unfinished. `request_id` tells the order of input.
+        """
+        self._check_idle()
+        texts = _as_prompts(prompts)
+        for output in self._submit(texts, _as_params(sampling_params, len(texts))):
+            if raise_on_error and output.error is not None:
+                raise RequestError(output.error)
+            yield output
+
+    def stream(
+        self, prompt: Prompt, sampling_params: Params | None = None
+    ) -> Iterator[RequestOutput]:
+        """Yields the request so far after every step; its text only ever grows."""
+        self._check_idle()
+        request_id = self._take_id()
+        self.engine.add_request(request_id, prompt, sampling_params)
+        self.expect_requests(1)
+        yield from self._run([request_id])
+
+    def chat(
+        self,
+        messages: Seq[Message] | Seq[Seq[Message]],
+        sampling_params: Params | Seq[Params] | None = None,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Completes one conversation or many through the model's chat template."""
+        many = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        prompts = [self.chat_prompt(conversation) for conversation in many]  # type: ignore[arg-type]
+        return self.generate(prompts, sampling_params, **options)
+
+    def stats(self) -> EngineStats:
+        """The engine's counters so far."""
+        return self.engine.stats(num_compilations=len(self.runner.programs))
+
+    def update_params(self, params: dict[str, Any]) -> None:
+        """New weights of the same shapes, without a recompile; refused while requests run."""
+        self._check_idle()
+        self.runner.update_params(params)
+
+    def expect_requests(self, num_requests: int) -> None:
+        """Starts compiling what that many waiting requests will need first."""
+        if num_requests:
+            tokens = self.engine.waiting_tokens
+            self.runner.expect(num_requests=num_requests, prompt_tokens=tokens)
+
+    def close(self) -> None:
+        """Frees the pool and the programs; the LLM can't be used afterwards."""
+        self.runner.close()
+
+    def chat_prompt(self, messages: Seq[Message]) -> str:
+        """The text that the model's chat template makes of a conversation."""
+        if self.tokenizer is None:
+            raise RequestError("got messages and no tokenizer, wanted one; pass a tokenizer")
+        from jaxpage.chat_template import render_chat
+
+        return render_chat(messages, self.tokenizer)
+
+    def _check_idle(self) -> None:
+        if self.engine.has_unfinished:
+            raise ConfigError(
+                "got a new call while requests run, wanted an idle engine; finish or close the "
+                "last call, or use llm.engine.add_request and step"
+            )
+
+    def _submit(self, prompts: list[Prompt], params: list[Params]) -> Iterator[RequestOutput]:
+        for each in params:  # what is not there yet is refused before anything runs
+            check_available(each)
+        waiting: list[str] = []
+        failed: list[RequestOutput] = []
+        for prompt, each in zip(prompts, params, strict=True):
+            request_id = self._take_id()
+            try:
+                self.engine.add_request(request_id, prompt, each)
+                waiting.append(request_id)
+            except (RequestError, CapacityError) as error:
+                failed.append(_failure(request_id, prompt, error))
+        yield from failed
+        self.expect_requests(len(waiting))
+        for output in self._run(waiting):
+            if output.finished:
+                yield output
+
+    def _run(self, request_ids: list[str]) -> Iterator[RequestOutput]:
+        """Steps until all are finished; what is left is aborted if the caller stops listening."""
+        try:
+            while self.engine.has_unfinished:
+                yield from self.engine.step()
+        finally:
+            for request_id in request_ids:
+                self.engine.abort(request_id)
+            while self.engine.has_unfinished:
+                self.engine.step()
+
+    def _take_id(self) -> str:
+        self._next_id += 1
+        return str(self._next_id - 1)
+
+
+def _as_prompts(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
+    """One prompt is a text or a list of ids; many are a list of those."""
+    if isinstance(prompts, str):
+        return [prompts]
+    items = list(prompts)
+    if items and not any(isinstance(item, str | Seq) for item in items):
+        return [items]  # type: ignore[list-item]  # ids of one prompt
+    return items  # type: ignore[return-value]  # checked one by one at submission
+
+
+def _as_params(params: Params | Seq[Params] | None, count: int) -> list[Params]:
+    if params is None:
+        return [SamplingParams()] * count
+    if isinstance(params, SamplingParams | BeamSearchParams):
+        return [params] * count
+    items = list(params)
+    if len(items) != count:
+        raise ConfigError(
+            f"got {len(items)} sampling params for {count} prompts, wanted one or one each"
+        )
+    return items
+
+
+def _failure(request_id: str, prompt: Prompt, error: Exception) -> RequestOutput:
+    is_text = isinstance(prompt, str)
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt if is_text else None,
+        prompt_token_ids=(),
+        outputs=(),
+        finished=True,
+        error=str(error),
+    )

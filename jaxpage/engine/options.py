@@ -1,0 +1,99 @@
+"""The options that the library and the command line share, checked in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import jax
+
+from jaxpage.config import DTYPES, DType, EngineConfig, ModelConfig
+from jaxpage.engine.batch import SMALLEST_PREFILL_TOKENS
+from jaxpage.errors import ConfigError
+
+MOST_PREFILL_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Keywords of `LLM`. Where a value is None, what fits is chosen."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """auto: float32 on a CPU, bfloat16 on a GPU."""
+    block_size: int = 16
+    num_blocks: int | None = None
+    """Blocks in the pool; or give kv_memory ("2GiB"); or neither: what fits, bounded on a CPU."""
+    kv_memory: str | int | None = None
+    max_model_len: int | None = None
+    """Most tokens of a sequence; None: what the model was made for."""
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    enable_prefix_caching: bool | None = None
+    """Comes with a later version; None and False are off."""
+    preemption: Literal["auto", "recompute", "swap"] = "auto"
+    """auto is recompute until swap arrives."""
+    swap_blocks: int = 0
+    attention: Literal["auto", "xla", "reference", "pallas"] = "auto"
+    tensor_parallel_size: int = 1
+    seed: int | None = None
+    """Starts the stream that requests without a seed of their own use; None: a random one."""
+
+    def checked(self) -> Options:
+        """These options; ConfigError for a value out of range or a feature of a later version."""
+        _choice("dtype", self.dtype, ("auto", *DTYPES))
+        _choice("preemption", self.preemption, ("auto", "recompute", "swap"))
+        _choice("attention", self.attention, ("auto", "xla", "reference", "pallas"))
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
+            _at_least_one(name, getattr(self, name))
+        for name in ("num_blocks", "max_model_len"):
+            if getattr(self, name) is not None:
+                _at_least_one(name, getattr(self, name))
+        if self.enable_prefix_caching:
+            raise _later("enable_prefix_caching=True", "False")
+        if self.preemption == "swap" or self.swap_blocks:
+            raise _later("swapping (preemption='swap' or swap_blocks)", "preemption='recompute'")
+        if self.attention == "pallas":
+            raise _later("attention='pallas'", "attention='xla'")
+        if self.tensor_parallel_size != 1:
+            raise _later(f"tensor_parallel_size={self.tensor_parallel_size}", "1")
+        if self.seed is not None and not 0 <= self.seed < 1 << 64:
+            raise ConfigError(f"got seed={self.seed}, wanted a whole number of 64 bits")
+        return self
+
+    def model_dtype(self) -> DType:
+        """The dtype that the weights are loaded in."""
+        if self.dtype == "auto":
+            return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        return self.dtype
+
+    def engine_config(self, config: ModelConfig) -> EngineConfig:
+        """The engine's limits for a model."""
+        longest = self.max_model_len or config.max_position_embeddings
+        if longest > config.max_position_embeddings and config.rope_scaling is None:
+            raise ConfigError(
+                f"got max_model_len={longest}, wanted at most {config.max_position_embeddings}, "
+                "the length the model was made for; lower it"
+            )
+        fewest_tokens = min(SMALLEST_PREFILL_TOKENS, self.max_num_batched_tokens)
+        return EngineConfig(
+            max_model_len=longest,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            # fewer rows than tokens: as many rows as tokens means decode to the device
+            max_prefill_rows=max(1, min(MOST_PREFILL_ROWS, self.max_num_seqs, fewest_tokens - 1)),
+            attention="reference" if self.attention == "reference" else "xla",
+        )
+
+
+def _choice(name: str, got: str, wanted: tuple[str, ...]) -> None:
+    if got not in wanted:
+        raise ConfigError(f"got {name}={got!r}, wanted one of {', '.join(wanted)}; choose one")
+
+
+def _at_least_one(name: str, got: int) -> None:
+    if not isinstance(got, int) or isinstance(got, bool) or got < 1:
+        raise ConfigError(f"got {name}={got!r}, wanted a whole number of at least 1; raise it")
+
+
+def _later(got: str, instead: str) -> ConfigError:
+    return ConfigError(f"got {got}, which comes with a later version; use {instead}")

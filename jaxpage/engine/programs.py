@@ -1,0 +1,64 @@
+"""Compiled programs by key: each is lowered and compiled once, then only called.
+
+An ahead-of-time program refuses any other shape or dtype, so nothing ever recompiles unseen.
+`expect` starts compiling in the background: XLA works outside the GIL, two programs at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import jax
+from jax.stages import Compiled, Lowered
+
+Lower = Callable[[], Lowered]
+Report = Callable[[str, float], None]
+"""Called with a program's name and the seconds its compilation took."""
+
+
+class Programs:
+    """A table of compiled programs, filled on first use or ahead of it."""
+
+    def __init__(self, *, num_threads: int = 2, report: Report | None = None) -> None:
+        self._report = report
+        self._compiled: dict[Hashable, Compiled] = {}
+        self._pending: dict[Hashable, Future[Compiled]] = {}
+        self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="jaxpage-compile")
+
+    def __len__(self) -> int:
+        """Programs compiled or being compiled."""
+        return len(self._compiled) + len(self._pending)
+
+    def expect(self, key: Hashable, name: str, lower: Lower) -> None:
+        """Starts compiling a program that will be wanted soon."""
+        if key not in self._compiled and key not in self._pending:
+            self._pending[key] = self._executor.submit(self._compile, name, lower)
+
+    def get(self, key: Hashable, name: str, lower: Lower) -> Compiled:
+        """The compiled program; waits for it when it isn't ready."""
+        program = self._compiled.get(key)
+        if program is None:
+            self.expect(key, name, lower)
+            program = self._compiled[key] = self._pending.pop(key).result()
+        return program
+
+    def close(self) -> None:
+        """Drops every program; waits for the ones being compiled."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._pending.clear()
+        self._compiled.clear()
+
+    def _compile(self, name: str, lower: Lower) -> Compiled:
+        start = time.perf_counter()
+        program = lower().compile()
+        if self._report is not None:
+            self._report(name, time.perf_counter() - start)
+        return program
+
+
+def shape_tree(tree: Any) -> Any:
+    """The tree's shapes and dtypes, which is all that lowering reads."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)

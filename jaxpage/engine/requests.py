@@ -1,0 +1,112 @@
+"""From what a caller hands over to a checked Request: token ids, a seed, the ids that end it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence as Seq
+from numbers import Integral
+
+from jaxpage.config import ModelConfig
+from jaxpage.engine.detokenize import Detokenizer
+from jaxpage.engine.sampling_batch import check_fits
+from jaxpage.errors import ConfigError, RequestError
+from jaxpage.host.plan import Request
+from jaxpage.sampling_params import BeamSearchParams, SamplingParams
+from jaxpage.tokenizer import Tokenizer
+
+
+class RequestFactory:
+    """Builds the requests of one engine; `seed` starts the stream that unseeded requests use."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, config: ModelConfig, *, num_token_ids: int, seed: int
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._eos_token_ids = frozenset(config.eos_token_ids)
+        self._num_token_ids = num_token_ids
+        self._seeds = random.Random(seed)
+
+    def build(
+        self, request_id: str, prompt: str | Seq[int], params: SamplingParams | BeamSearchParams
+    ) -> Request:
+        """The checked request. Raises RequestError, or ConfigError for a later feature."""
+        params = check_available(params)
+        drawn = self._seeds.getrandbits(64)  # drawn always: a seed shifts nobody else's stream
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=self._encode(prompt),
+            params=params,
+            seed=drawn if params.seed is None else params.seed,
+            arrival_s=time.monotonic(),
+            eos_token_ids=self._eos_token_ids,
+            bad_word_ids=self._bad_word_ids(params.bad_words),
+        )
+        check_fits(request, self._num_token_ids)
+        return request
+
+    def detokenizer(self, request: Request) -> Detokenizer | None:
+        """A fresh detokeniser for one completion; None when no text is wanted or possible."""
+        params = request.params
+        if self._tokenizer is None or not params.detokenize:
+            return None
+        return Detokenizer(
+            self._tokenizer,
+            skip_special_tokens=params.skip_special_tokens,
+            stop=params.stop,
+            include_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
+
+    def _encode(self, prompt: str | Seq[int]) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            ids = tuple(self._text_tokenizer("a prompt of text").encode(prompt))
+            if not ids:
+                raise RequestError(
+                    "got an empty prompt and a model without a begin-of-text token, wanted at "
+                    "least one token; write some text"
+                )
+            return ids
+        ids = tuple(prompt)
+        for token_id in ids:
+            if not isinstance(token_id, Integral) or isinstance(token_id, bool):
+                raise RequestError(
+                    f"got {token_id!r} among the prompt's token ids, wanted whole numbers; "
+                    "pass text or a list of ids"
+                )
+        if not ids:
+            raise RequestError("got an empty list of token ids, wanted at least one; add some")
+        return tuple(int(token_id) for token_id in ids)
+
+    def _bad_word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it tokenises at the start of a text and after a space, as vLLM does."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            tokenizer = self._text_tokenizer("bad_words")
+            for text in (word.lstrip(), " " + word.lstrip()):
+                ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+                if ids:
+                    found[ids] = None
+        return tuple(found)
+
+    def _text_tokenizer(self, what: str) -> Tokenizer:
+        if self._tokenizer is None:
+            raise RequestError(f"got {what} and no tokenizer, wanted token ids; pass a tokenizer")
+        return self._tokenizer
+
+
+def check_available(params: SamplingParams | BeamSearchParams) -> SamplingParams:
+    """The params, unless they ask for what this version does not have: then ConfigError."""
+    if isinstance(params, BeamSearchParams):
+        raise _later("BeamSearchParams", "beam search", "SamplingParams")
+    if not isinstance(params, SamplingParams):
+        raise RequestError(f"got {type(params).__name__} as params, wanted SamplingParams")
+    if params.num_sequences > 1:
+        raise _later(f"n={params.n}, best_of={params.best_of}", "parallel sampling", "n=1")
+    if params.logits_processors:
+        raise _later("logits_processors", "custom logits processors", "none")
+    return params
+
+
+def _later(got: str, feature: str, instead: str) -> ConfigError:
+    return ConfigError(f"got {got}, but {feature} comes with a later version; use {instead}")

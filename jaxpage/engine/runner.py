@@ -1,0 +1,184 @@
+"""The only stateful device object: parameters, the pool, the programs, the last draws.
+
+`dispatch` starts a step and returns at once; `read` waits for it. What a step drew stays on the
+device and feeds the next one, so a step can be dispatched before the last one is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.stages import Lowered
+
+from jaxpage.config import CacheConfig, EngineConfig, ModelConfig
+from jaxpage.device import step as device_step
+from jaxpage.device.attention import make_attention
+from jaxpage.device.kv_cache import init_cache
+from jaxpage.device.types import DrawInput, KVCache, SamplingInput, StepOutput, StepShape, unpack
+from jaxpage.engine.batch import Ladders, StepInputBuilder, prompt_targets, to_result
+from jaxpage.engine.programs import Programs, Report, shape_tree
+from jaxpage.engine.sampling_batch import SamplingBuilder
+from jaxpage.errors import ConfigError
+from jaxpage.host.plan import StepPlan, StepResult
+from jaxpage.sampling_params import MAX_LOGPROBS
+
+PROMPT_SLICE_TOKENS = 64
+"""Prompt tokens whose logits are held at once while log-probabilities are computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """A dispatched step: device arrays that will hold its outcome."""
+
+    plan: StepPlan
+    output: StepOutput | None
+    """None: no row of the step drew a token."""
+    scored: tuple[Array, Array, Array] | None
+    """Prompt log-probabilities, where a row asked for them."""
+
+
+class Runner:
+    """Runs plans on the device. One thread only; at most two steps in flight."""
+
+    def __init__(
+        self,
+        model: Any,
+        params: dict[str, Any],
+        *,
+        config: ModelConfig,
+        cache: CacheConfig,
+        engine: EngineConfig,
+        num_token_ids: int,
+        report: Report | None = None,
+    ) -> None:
+        self.params = params
+        self.programs = Programs(report=report)
+        self.ladders = Ladders.of(engine, cache)
+        self._model = model
+        self._num_token_ids = num_token_ids
+        self._max_draws = engine.max_num_seqs
+        self._cache: KVCache = init_cache(
+            config, num_blocks=cache.num_blocks, block_size=cache.block_size
+        )
+        self._previous = jnp.zeros(self._max_draws, jnp.int32)
+        self._attention = make_attention(
+            engine.attention,
+            scale=config.head_dim**-0.5,
+            sliding_window=config.sliding_window,
+        )
+        self._inputs = StepInputBuilder(self.ladders, cache)
+        self._sampling = SamplingBuilder(engine, config.vocab_size)
+
+    def dispatch(self, plan: StepPlan) -> Ticket:
+        """Starts a step and returns without waiting for it."""
+        assert not plan.moves, "block moves need their program"
+        vector, shape = self._inputs.build(plan)
+        program = self._forward_program(shape)
+        self._cache, draw_input, hidden = program(
+            self.params, self._cache, jax.device_put(vector), self._previous
+        )
+        output = None
+        if draws := plan.draws:
+            sampling, num_top = self._sampling.build(draws, shape.num_draws)
+            program = self._draw_program(draw_input, sampling, num_top)
+            output, self._previous = program(self.params, draw_input, sampling)
+        targets = prompt_targets(plan, shape)
+        scored = None if targets is None else self._score(hidden, targets)
+        return Ticket(plan, output, scored)
+
+    def read(self, ticket: Ticket) -> StepResult:
+        """Waits for a step and returns what it drew."""
+        output, scored = jax.device_get((ticket.output, ticket.scored))
+        return to_result(ticket.plan, output, scored)
+
+    def expect(self, *, num_requests: int, prompt_tokens: int) -> None:
+        """Starts compiling what a batch of requests will need first."""
+        tokens = self.ladders.prefill_tokens
+        prefill = self.ladders.prefill(min(max(1, prompt_tokens), tokens.sizes[-1]))
+        rows = min(max(1, num_requests), self.ladders.decode_rows.sizes[-1])
+        for shape in (prefill, self.ladders.decode(rows)):
+            self.programs.expect(shape, _name(shape), partial(self._lower_forward, shape))
+
+    def update_params(self, params: dict[str, Any]) -> None:
+        """Swaps the weights; the programs stay. Raises ConfigError when a shape differs."""
+        if shape_tree(params) != shape_tree(self.params):
+            raise ConfigError(
+                "got parameters of another structure, shape or dtype, wanted the same as now; "
+                "build a new LLM for another model"
+            )
+        self.params = params
+
+    def close(self) -> None:
+        """Frees the pool and the programs."""
+        self.programs.close()
+        for leaf in jax.tree.leaves(self._cache):
+            leaf.delete()
+
+    def _score(self, hidden: Array, targets: np.ndarray) -> tuple[Array, Array, Array]:
+        key = ("score", targets.size)
+        program = self.programs.get(
+            key, f"prompt log-probabilities of {targets.size}", partial(self._lower_score, hidden)
+        )
+        return program(self.params, hidden, jax.device_put(targets))
+
+    def _forward_program(self, shape: StepShape) -> Any:
+        return self.programs.get(shape, _name(shape), partial(self._lower_forward, shape))
+
+    def _draw_program(self, draw: DrawInput, sampling: SamplingInput, num_top: int) -> Any:
+        shapes = shape_tree((draw, sampling))
+        leaves, structure = jax.tree.flatten(shapes)
+        key = ("draw", structure, tuple(leaf.shape for leaf in leaves), num_top)
+        name = f"sampling of {draw.token_ids.size}"
+        return self.programs.get(key, name, partial(self._lower_draw, *shapes, num_top))
+
+    def _lower_forward(self, shape: StepShape) -> Lowered:
+        def forward(params: Any, cache: KVCache, vector: Array, previous: Array) -> Any:
+            step = unpack(vector, shape)
+            return device_step.hidden_step(
+                self._model, params, cache, step, previous, attention=self._attention
+            )
+
+        vector = jax.ShapeDtypeStruct((shape.packed_size,), jnp.int32)
+        fixed = shape_tree((self.params, self._cache))
+        previous = shape_tree(self._previous)
+        return jax.jit(forward, donate_argnums=1).lower(*fixed, vector, previous)
+
+    def _lower_draw(self, draw: DrawInput, sampling: SamplingInput, num_top: int) -> Lowered:
+        def run(params: Any, draw: DrawInput, sampling: SamplingInput) -> Any:
+            output = device_step.draw(
+                self._model,
+                params,
+                draw,
+                sampling,
+                num_top=num_top,
+                num_token_ids=self._num_token_ids,
+            )
+            ids = output.token_ids
+            return output, jnp.zeros(self._max_draws, jnp.int32).at[: ids.size].set(ids)
+
+        return jax.jit(run).lower(shape_tree(self.params), draw, sampling)
+
+    def _lower_score(self, hidden: Array) -> Lowered:
+        def run(params: Any, hidden: Array, targets: Array) -> Any:
+            return device_step.prompt_logprobs(
+                self._model,
+                params,
+                hidden,
+                targets,
+                num_top=MAX_LOGPROBS,
+                slice_rows=min(PROMPT_SLICE_TOKENS, targets.size),
+            )
+
+        targets = jax.ShapeDtypeStruct(hidden.shape[:1], jnp.int32)
+        return jax.jit(run).lower(*shape_tree((self.params, hidden)), targets)
+
+
+def _name(shape: StepShape) -> str:
+    kind = "decode" if shape.is_decode else "prefill"
+    return f"{kind} of {shape.num_tokens}"

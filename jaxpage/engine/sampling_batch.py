@@ -1,0 +1,168 @@
+"""The settings of a plan's draws as device arrays: one row a draw, padded to a rung.
+
+Settings change only when the batch does, so they stay on the device until it does; what changes
+with every token (the histories of penalties and bad words) is sent only when a draw asks for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+
+from jaxpage.config import EngineConfig
+from jaxpage.device.types import History, LogitEdits, SamplingInput
+from jaxpage.errors import RequestError
+from jaxpage.host.buckets import Ladder
+from jaxpage.host.plan import Draw, Request
+from jaxpage.sampling_params import MAX_LOGPROBS
+
+MAX_BIAS_IDS = 1024
+"""Most entries of one request's logit_bias."""
+MAX_STOP_IDS = 64
+"""Most ids that min_tokens holds back: end-of-text ids and stop_token_ids together."""
+MAX_BAD_WORDS = 64
+"""Most token sequences of one request's bad_words; a word counts with and without a space."""
+MAX_BAD_WORD_TOKENS = 16
+SHORT_HISTORY_TOKENS = 512
+REMEMBERED_BATCHES = 4
+
+
+class SamplingBuilder:
+    """Builds the SamplingInput of a step; `vocab_size` is the number of logits."""
+
+    def __init__(self, config: EngineConfig, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        longest = config.max_model_len
+        self._history = Ladder.doubling(min(SHORT_HISTORY_TOKENS, longest), longest)
+        self._history = Ladder((self._history.sizes[0], longest))
+        self._settled: dict[tuple[int, tuple[int, ...]], SamplingInput] = {}
+
+    def build(self, draws: tuple[Draw, ...], num_draws: int) -> tuple[SamplingInput, int]:
+        """(the settings padded to `num_draws` rows, alternatives the program must return)."""
+        key = (num_draws, tuple(draw.seq_id for draw in draws))
+        settled = self._settled.get(key)
+        if settled is None:
+            settled = jax.device_put(self._settle(draws, num_draws))
+            self._settled = dict(list(self._settled.items())[1 - REMEMBERED_BATCHES :])
+            self._settled[key] = settled
+        if any(draw.params.needs_history for draw in draws):
+            history = jax.device_put(self._histories(draws, num_draws))
+            settled = replace(settled, history=history)
+        return settled, MAX_LOGPROBS if any(draw.params.logprobs for draw in draws) else 0
+
+    def _settle(self, draws: tuple[Draw, ...], num_draws: int) -> SamplingInput:
+        count = len(draws)
+        params = [draw.params for draw in draws]
+        settings = SamplingInput(
+            temperature=np.zeros(num_draws, np.float32),
+            top_k=np.zeros(num_draws, np.int32),
+            top_p=np.ones(num_draws, np.float32),
+            min_p=np.zeros(num_draws, np.float32),
+            seed_words=np.zeros((num_draws, 2), np.uint32),
+            sample_index=np.zeros(num_draws, np.int32),
+            processed_logprobs=np.zeros(num_draws, np.bool_),
+            edits=self._edits(draws, num_draws),
+        )
+        settings.temperature[:count] = [p.temperature for p in params]
+        settings.top_k[:count] = [min(max(p.top_k, 0), self._vocab_size) for p in params]
+        settings.top_p[:count] = [p.top_p for p in params]
+        settings.min_p[:count] = [p.min_p for p in params]
+        settings.seed_words[:count] = [divmod(draw.seed, 1 << 32) for draw in draws]
+        settings.sample_index[:count] = [draw.sample_index for draw in draws]
+        settings.processed_logprobs[:count] = [p.logprobs_mode == "processed" for p in params]
+        return settings
+
+    def _edits(self, draws: tuple[Draw, ...], num_draws: int) -> LogitEdits | None:
+        if not any(_edits_logits(draw) for draw in draws):
+            return None
+        words = -(-self._vocab_size // 32)
+        edits = LogitEdits(
+            bias_ids=np.full((num_draws, MAX_BIAS_IDS), self._vocab_size, np.int32),
+            bias_values=np.zeros((num_draws, MAX_BIAS_IDS), np.float32),
+            allowed=np.full((num_draws, words), 0xFFFFFFFF, np.uint32),
+            stop_ids=np.full((num_draws, MAX_STOP_IDS), self._vocab_size, np.int32),
+            min_position=np.zeros(num_draws, np.int32),
+        )
+        for row, draw in enumerate(draws):
+            params = draw.params
+            for place, (token_id, bias) in enumerate((params.logit_bias or {}).items()):
+                edits.bias_ids[row, place] = token_id
+                edits.bias_values[row, place] = bias
+            if params.allowed_token_ids is not None:
+                edits.allowed[row] = _bit_mask(params.allowed_token_ids, words)
+            if params.min_tokens:
+                edits.stop_ids[row, : len(draw.stop_token_ids)] = draw.stop_token_ids
+                edits.min_position[row] = draw.prompt_len + params.min_tokens
+        return edits
+
+    def _histories(self, draws: tuple[Draw, ...], num_draws: int) -> History:
+        longest = max(len(draw.history) for draw in draws)
+        width = self._history.fit(max(1, longest))
+        history = History(
+            tokens=np.full((num_draws, width), self._vocab_size, np.int32),
+            lengths=np.zeros(num_draws, np.int32),
+            prompt_lens=np.zeros(num_draws, np.int32),
+            presence=np.zeros(num_draws, np.float32),
+            frequency=np.zeros(num_draws, np.float32),
+            repetition=np.ones(num_draws, np.float32),
+            bad_words=np.full(
+                (num_draws, MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS), self._vocab_size + 1, np.int32
+            ),
+            bad_word_lens=np.zeros((num_draws, MAX_BAD_WORDS), np.int32),
+        )
+        for row, draw in enumerate(draws):
+            params = draw.params
+            if not params.needs_history:
+                continue
+            history.tokens[row, : len(draw.history)] = draw.history
+            history.lengths[row] = len(draw.history)
+            history.prompt_lens[row] = draw.prompt_len
+            history.presence[row] = params.presence_penalty
+            history.frequency[row] = params.frequency_penalty
+            history.repetition[row] = params.repetition_penalty
+            for place, word in enumerate(draw.bad_word_ids):
+                history.bad_words[row, place, -len(word) :] = word
+                history.bad_word_lens[row, place] = len(word)
+        return history
+
+
+def check_fits(request: Request, vocab_size: int) -> None:
+    """Raises RequestError when a request's settings name ids or counts no step can hold."""
+    params = request.params
+    stops = request.eos_token_ids | set(params.stop_token_ids)
+    _check_ids("prompt ids", request.prompt_token_ids, vocab_size)
+    _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+    _check_ids("logit_bias ids", tuple(params.logit_bias or ()), vocab_size)
+    _check_count("logit_bias entries", len(params.logit_bias or ()), MAX_BIAS_IDS)
+    _check_count("end and stop ids with min_tokens", len(stops), MAX_STOP_IDS)
+    _check_count("bad_words as token sequences", len(request.bad_word_ids), MAX_BAD_WORDS)
+    longest = max((len(word) for word in request.bad_word_ids), default=0)
+    _check_count("tokens of a bad word", longest, MAX_BAD_WORD_TOKENS)
+
+
+def _edits_logits(draw: Draw) -> bool:
+    params = draw.params
+    return bool(params.logit_bias or params.allowed_token_ids is not None or params.min_tokens)
+
+
+def _bit_mask(ids: tuple[int, ...], words: int) -> np.ndarray:
+    bits = np.zeros(words * 32, np.uint8)
+    bits[list(ids)] = 1
+    return np.packbits(bits, bitorder="little").view("<u4")
+
+
+def _check_ids(name: str, ids: tuple[int, ...], vocab_size: int) -> None:
+    wrong = [token_id for token_id in ids if not 0 <= token_id < vocab_size]
+    if wrong:
+        raise RequestError(
+            f"got {name} with {wrong[0]}, wanted ids from 0 to {vocab_size - 1} (the vocabulary); "
+            "leave it out"
+        )
+
+
+def _check_count(name: str, count: int, most: int) -> None:
+    if count > most:
+        raise RequestError(f"got {count} {name}, wanted at most {most}; use fewer")

@@ -1,0 +1,83 @@
+"""How many blocks the pool gets: what was asked for, or what fits."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import jax
+
+from jaxpage.config import CacheConfig, ModelConfig
+from jaxpage.device.kv_cache import block_bytes
+from jaxpage.errors import CapacityError, ConfigError
+
+CPU_DEFAULT_BYTES = 1 << 30
+CPU_SHARE = 0.25
+"""Most of the free host memory that the default pool takes on a CPU."""
+GPU_SHARE = 0.85
+"""Most of the free device memory that the default pool takes; the rest is for temporaries."""
+_UNITS = {"": 1, "K": 10, "M": 20, "G": 30, "T": 40}
+
+
+def parse_bytes(text: str | int) -> int:
+    """Bytes of '2GiB', '512 MiB', '1e9' or a number; K, M, G, T are powers of 1024."""
+    match = re.fullmatch(r"\s*([0-9.]+(?:[eE]\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text))
+    try:
+        number = float(match[1]) if match else 0.0
+    except ValueError:
+        number = 0.0
+    if match is None or number <= 0:
+        raise ConfigError(f"got kv_memory={text!r}, wanted a size such as 512MiB or 2GiB")
+    shift = _UNITS[match[2]]
+    return int(number * (1 << shift) if shift else number)
+
+
+def size_pool(
+    config: ModelConfig,
+    *,
+    block_size: int,
+    num_blocks: int | None,
+    kv_memory: str | int | None,
+    most_tokens: int,
+) -> CacheConfig:
+    """The pool's cut. `most_tokens`: what all sequences together could ever hold.
+
+    Raises ConfigError for a contradiction, CapacityError when it can't fit the memory there is.
+    """
+    if num_blocks is not None and kv_memory is not None:
+        raise ConfigError(
+            f"got num_blocks={num_blocks} and kv_memory={kv_memory!r}, wanted one; leave one out"
+        )
+    CacheConfig(num_blocks=num_blocks or 1, block_size=block_size)  # refuses sizes below 1
+    per_block = block_bytes(config, block_size)
+    free = free_bytes()
+    if num_blocks is None:
+        budget = _default_budget(free) if kv_memory is None else parse_bytes(kv_memory)
+        num_blocks = budget // per_block - 1  # the null block is in the budget too
+        if kv_memory is None:
+            num_blocks = min(num_blocks, -(-most_tokens // block_size))
+    need = (num_blocks + 1) * per_block
+    if num_blocks < 1 or (free is not None and need > free):
+        have = "unknown" if free is None else f"{free / 2**20:.0f} MiB"
+        raise CapacityError(
+            f"got a KV pool of {num_blocks} blocks of {per_block / 2**20:.3f} MiB = "
+            f"{need / 2**20:.0f} MiB, wanted at least 1 block and at most the free memory "
+            f"({have}); change num_blocks or kv_memory"
+        )
+    return CacheConfig(num_blocks=num_blocks, block_size=block_size)
+
+
+def free_bytes() -> int | None:
+    """Free memory of the default device: its own limit, or the host's on a CPU."""
+    stats = jax.devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def _default_budget(free: int | None) -> int:
+    if jax.devices()[0].platform != "cpu":
+        return int((free or 0) * GPU_SHARE)
+    return CPU_DEFAULT_BYTES if free is None else min(CPU_DEFAULT_BYTES, int(free * CPU_SHARE))

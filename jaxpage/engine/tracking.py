@@ -1,0 +1,113 @@
+"""What the engine remembers of a live request: its text so far, its times, its completions.
+
+Snapshots handed out are frozen; a later one only ever extends an earlier one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jaxpage.engine.detokenize import Detokenizer
+from jaxpage.host.plan import Request, SequenceUpdate
+from jaxpage.outputs import (
+    CompletionOutput,
+    FinishReason,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprob,
+)
+
+
+@dataclass
+class LiveCompletion:
+    """One completion being made."""
+
+    detokenizer: Detokenizer | None
+    """None: the request asked for no text."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    def extend(self, update: SequenceUpdate, *, shows_end: bool) -> str | None:
+        """Takes an update in; returns the stop string that its text completes, if any."""
+        self.token_ids += update.new_token_ids
+        self.logprobs += update.logprobs
+        self.cumulative_logprob += update.raw_logprob_sum
+        self.finish_reason = update.finish_reason
+        self.stop_reason = update.stop_reason
+        if self.detokenizer is None:
+            return None
+        shown = update.new_token_ids
+        if update.finish_reason == "stop" and not shows_end:
+            shown = shown[:-1]  # the end token has no text
+        found = self.detokenizer.append(shown) if shown else None
+        if update.finish_reason is not None:
+            if found is None:
+                self.detokenizer.finish()
+            else:  # the last token allowed also completed a stop string
+                self.finish_reason, self.stop_reason = "stop", found
+        return found
+
+    def snapshot(self, index: int, *, with_logprobs: bool) -> CompletionOutput:
+        return CompletionOutput(
+            index=index,
+            text="" if self.detokenizer is None else self.detokenizer.text,
+            token_ids=tuple(self.token_ids),
+            cumulative_logprob=self.cumulative_logprob,
+            logprobs=tuple(self.logprobs) if with_logprobs else None,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+@dataclass
+class LiveRequest:
+    """One request being run."""
+
+    request: Request
+    prompt: str | None
+    completions: tuple[LiveCompletion, ...]
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
+    error: str | None = None
+    first_token_s: float | None = None
+    num_preemptions: int = 0
+
+    @property
+    def is_finished(self) -> bool:
+        return self.error is not None or all(c.finish_reason for c in self.completions)
+
+    def extend(self, update: SequenceUpdate, now_s: float) -> str | None:
+        """Takes an update in; returns the stop string that its text completes, if any."""
+        self.error = update.error
+        self.num_preemptions = update.num_preemptions
+        if update.prompt_logprobs is not None:
+            self.prompt_logprobs = update.prompt_logprobs
+        if update.new_token_ids and self.first_token_s is None:
+            self.first_token_s = now_s
+        shows_end = self.request.params.include_stop_str_in_output
+        return self.completions[update.sample_index].extend(update, shows_end=shows_end)
+
+    def snapshot(self, now_s: float) -> RequestOutput:
+        """The request so far; a failed one has an error and no outputs."""
+        with_logprobs = self.request.params.logprobs is not None
+        outputs = () if self.error is not None else self.completions
+        return RequestOutput(
+            request_id=self.request.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.request.prompt_token_ids,
+            outputs=tuple(
+                completion.snapshot(index, with_logprobs=with_logprobs)
+                for index, completion in enumerate(outputs)
+            ),
+            finished=self.is_finished,
+            prompt_logprobs=self.prompt_logprobs,
+            error=self.error,
+            metrics=RequestMetrics(
+                arrival_s=self.request.arrival_s,
+                first_token_s=self.first_token_s,
+                finish_s=now_s if self.is_finished else None,
+                preemptions=self.num_preemptions,
+            ),
+        )

@@ -1,0 +1,194 @@
+"""`python -m jaxpage.generate`: complete prompts from the command line.
+
+Exit codes: 0 done; 1 some request failed or the output could not be written; 2 the call itself
+is wrong; 130 interrupted; 141 the reader of stdout went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TextIO
+
+from jaxpage.cli.jobs import Job, jobs_from_file, jobs_from_prompts
+from jaxpage.cli.options import build_parser, engine_options, sampling_fields
+from jaxpage.cli.writers import InOrder, JsonlWriter, TextWriter
+from jaxpage.errors import CapacityError, ConfigError, JaxpageError, RequestError
+from jaxpage.outputs import RequestOutput
+
+if TYPE_CHECKING:
+    from jaxpage.engine.llm import LLM
+
+DONE, SOME_FAILED, WRONG_CALL, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one call and returns its exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        jobs = _read_jobs(args)
+        options = engine_options(args)
+        with _open_output(args.output) as file:
+            return _run(args, jobs, options, file)
+    except BrokenPipeError:
+        # What is still buffered has nowhere to go; keep the interpreter from trying at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+    except JaxpageError as error:
+        _say(f"error: {error}")
+        return WRONG_CALL
+    except OSError as error:
+        _say(f"error: got {error}, wanted to write the results; free space or choose another -o")
+        return SOME_FAILED
+
+
+def _run(
+    args: argparse.Namespace, jobs: list[Job], options: dict[str, object], file: TextIO
+) -> int:
+    writer = _writer(args, jobs, file)
+    ordered = InOrder(writer)
+    for index, job in enumerate(jobs):
+        if job.error is not None:
+            ordered.put(index, _failed(job.error))
+    failed = any(job.error is not None for job in jobs)
+    try:
+        if not all(job.error for job in jobs):
+            llm = _load(args, options)
+            failed |= _complete(args, llm, jobs, ordered, file)
+            if args.stats:
+                _say(json.dumps(llm.stats().to_dict()))
+    except KeyboardInterrupt:
+        ordered.flush()
+        return INTERRUPTED
+    return SOME_FAILED if failed else DONE
+
+
+def _complete(
+    args: argparse.Namespace, llm: LLM, jobs: list[Job], ordered: InOrder, file: TextIO
+) -> bool:
+    """Runs every job; returns whether one failed."""
+    failed = False
+    index_of: dict[str, int] = {}
+    for index, job in enumerate(jobs):
+        if job.error is None:
+            try:
+                prompt = job.prompt if job.messages is None else llm.chat_prompt(job.messages)
+                assert prompt is not None, job
+                llm.engine.add_request(str(index), prompt, job.params)
+                index_of[str(index)] = index
+            except (RequestError, CapacityError, ConfigError) as error:
+                ordered.put(index, _failed(str(error)))
+                failed = True
+    llm.expect_requests(len(index_of))
+    streamed = _streams(args, jobs)
+    shown = 0
+    with _progress(args, len(index_of)) as advance:
+        for output in _steps(llm):
+            if streamed and output.outputs:
+                shown += file.write(output.outputs[0].text[shown:])
+                file.flush()
+            if output.finished:
+                failed |= output.error is not None
+                if streamed and output.error is None:
+                    file.write("\n")
+                else:
+                    ordered.put(index_of[output.request_id], output)
+                advance()
+    return failed
+
+
+def _steps(llm: LLM) -> Iterator[RequestOutput]:
+    while llm.engine.has_unfinished:
+        yield from llm.engine.step()
+
+
+def _read_jobs(args: argparse.Namespace) -> list[Job]:
+    sampling = sampling_fields(args)
+    if args.system is not None and not args.chat:
+        raise ConfigError("got --system without --chat, wanted both; add --chat")
+    jobs = jobs_from_prompts(args.prompt, sampling, chat=args.chat, system=args.system)
+    if args.prompts is not None:
+        jobs += jobs_from_file(args.prompts, sampling, chat=args.chat, system=args.system)
+    if not jobs:
+        raise ConfigError("got no prompt, wanted PROMPT or --prompts FILE; add one")
+    return jobs
+
+
+def _load(args: argparse.Namespace, options: dict[str, object]) -> LLM:
+    import jax
+
+    if args.device != "auto":
+        jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[args.device])
+    from jaxpage.engine.llm import LLM
+
+    def report(name: str, seconds: float) -> None:
+        _say(f"compiled {name} in {seconds:.1f} s")
+
+    start = time.perf_counter()
+    llm = LLM(args.model, report=None if args.quiet else report, **options)
+    if not args.quiet:
+        blocks, size = llm.cache_config.num_blocks, llm.cache_config.block_size
+        seconds = time.perf_counter() - start
+        _say(f"loaded {args.model} in {seconds:.1f} s; pool of {blocks} blocks of {size} tokens")
+    return llm
+
+
+def _streams(args: argparse.Namespace, jobs: list[Job]) -> bool:
+    return args.format == "text" and len(jobs) == 1 and not args.no_stream
+
+
+def _writer(args: argparse.Namespace, jobs: list[Job], file: TextIO) -> JsonlWriter | TextWriter:
+    if args.format == "jsonl":
+        return JsonlWriter(file)
+    return TextWriter(file, with_headers=len(jobs) > 1)
+
+
+@contextlib.contextmanager
+def _open_output(name: str | None) -> Iterator[TextIO]:
+    if name is None:
+        yield sys.stdout
+        return
+    try:
+        file = open(name, "w", encoding="utf-8")  # noqa: SIM115  # closed below
+    except OSError as error:
+        raise ConfigError(
+            f"got -o {name}, which can't be written ({error.strerror}), wanted a file; "
+            "choose another"
+        ) from None
+    with file:
+        yield file
+
+
+@contextlib.contextmanager
+def _progress(args: argparse.Namespace, total: int) -> Iterator:
+    if args.quiet or total < 2:
+        yield lambda: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, unit="request", file=sys.stderr) as bar:
+        yield lambda: bar.update(1)
+
+
+def _failed(error: str) -> RequestOutput:
+    return RequestOutput(
+        request_id="",
+        prompt=None,
+        prompt_token_ids=(),
+        outputs=(),
+        finished=True,
+        error=error,
+    )
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
