@@ -144,12 +144,25 @@ def test_the_top_folder_holds_the_seven_names_and_what_tools_need() -> None:
     assert not missing, f"the project has seven fixed names; missing: {missing}"
 
 
-def test_importing_jaxpage_loads_neither_jax_nor_numpy() -> None:
-    """The public names are found on first use: listing them is free."""
-    code = (
-        "import sys, jaxpage; dir(jaxpage); jaxpage.SamplingParams(n=2); "
-        "print({'jax', 'numpy', 'flax'} & sys.modules.keys())"
-    )
+HOST_MODULES = [
+    path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    for path, _ in sources()
+    if path.startswith("jaxpage/host/")
+]
+
+
+@pytest.mark.parametrize(
+    ("lines", "absent"),
+    [
+        ("import jaxpage; dir(jaxpage); jaxpage.SamplingParams(n=2)", "jax numpy flax"),
+        ("import jaxpage.config, jaxpage.outputs, jaxpage.errors", "jax numpy"),
+        ("import pallas_kernels", "jaxpage convert flax torch"),
+        ("import convert", "jaxpage.engine torch"),
+        (f"import {', '.join(HOST_MODULES)}", "jax numpy"),
+    ],
+)
+def test_importing_a_part_loads_no_more_than_it_needs(lines: str, absent: str) -> None:
+    code = f"{lines}; import sys; print(set({absent.split()}) & sys.modules.keys())"
     assert _python(code) == "set()"
 
 
