@@ -1,0 +1,1 @@
+"""A LLaMA small enough for the repository, trained until its text is visibly not noise."""
