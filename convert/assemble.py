@@ -18,6 +18,7 @@ from convert.rules import Rule, fill, source_shape
 from convert.tensors import Tensor
 from jaxpage.config import DType, ModelConfig
 from jaxpage.errors import CheckpointError
+from jaxpage.models.registry import abstract_params
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -37,28 +38,8 @@ class LeafPlan:
 
 
 def leaf_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Path -> shape of every parameter, in the order of the tree in jaxpage/models/llama.py."""
-    hidden, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
-    qkv = (config.num_kv_heads, config.group_size + 2, config.head_dim)
-    shapes: dict[str, tuple[int, ...]] = {"embed/embedding": (vocab, hidden)}
-    for i in range(config.num_layers):
-        layer = f"layers_{i}"
-        shapes[f"{layer}/input_norm/scale"] = (hidden,)
-        shapes[f"{layer}/attention/qkv/kernel"] = (*qkv, hidden)
-        shapes[f"{layer}/attention/out/kernel"] = (hidden, config.num_heads * config.head_dim)
-        if config.attention_bias:
-            shapes[f"{layer}/attention/qkv/bias"] = qkv
-            shapes[f"{layer}/attention/out/bias"] = (hidden,)
-        shapes[f"{layer}/post_attention_norm/scale"] = (hidden,)
-        shapes[f"{layer}/mlp/gate_up/kernel"] = (2, inner, hidden)
-        shapes[f"{layer}/mlp/down/kernel"] = (hidden, inner)
-        if config.mlp_bias:
-            shapes[f"{layer}/mlp/gate_up/bias"] = (2, inner)
-            shapes[f"{layer}/mlp/down/bias"] = (hidden,)
-    shapes["final_norm/scale"] = (hidden,)
-    if not config.tie_word_embeddings:
-        shapes["lm_head/kernel"] = (vocab, hidden)
-    return shapes
+    """Path -> shape of every parameter of the model."""
+    return {path: leaf.shape for path, leaf in flatten(abstract_params(config)).items()}
 
 
 def plan_leaves(
@@ -132,9 +113,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def _expand(
-    rules: tuple[Rule, ...], config: ModelConfig
-) -> Iterator[tuple[Rule, str, str | None]]:
+def _expand(rules: tuple[Rule, ...], config: ModelConfig) -> Iterator[tuple[Rule, str, str | None]]:
     """Every rule with its layer numbers filled in: (rule, stored name, leaf path)."""
     for rule in rules:
         layers = range(config.num_layers) if "{i}" in rule.source else (0,)

@@ -20,13 +20,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convert.tensors import Tensor
+from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _MAX_DIMS = 8
 # GGUF value type -> struct code; 8 is a string and 9 an array.
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _STRING, _ARRAY = 8, 9
 _F32, _F16, _Q4_0, _Q4_1, _Q8_0, _BF16 = 0, 1, 2, 3, 8, 30
 # Blocks dequantised at once: 32 kB of output, so that every pass stays in the first caches.
@@ -40,6 +53,8 @@ class GgufFile:
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, Tensor]
+    stored_dtype: DType
+    """dtype of the embedding; float32 where it is quantised."""
 
 
 def is_gguf(path: Path) -> bool:
@@ -142,7 +157,9 @@ def _parse(path: Path, buffer: mmap.mmap) -> GgufFile:
         name: _tensor(path, buffer, name, shape, kind, start + offset)
         for name, shape, kind, offset in infos
     }
-    return GgufFile(path, metadata, tensors)
+    embedding = tensors.get("token_embd.weight")
+    dtype: DType = "float32" if embedding is None else embedding.dtype
+    return GgufFile(path, metadata, tensors, dtype)
 
 
 def _tensor(
@@ -168,14 +185,14 @@ def _tensor(
             f"got {path} of {len(buffer)} bytes, wanted at least {start + num_bytes} for tensor "
             f"{name}: the file is cut short; download it again"
         )
-    stored = {_F32: "float32", _F16: "float16", _BF16: "bfloat16"}.get(kind, "float32")
+    dtype: DType = "bfloat16" if kind == _BF16 else "float16" if kind == _F16 else "float32"
     type_name = GGMLQuantizationType(kind).name
 
     def read() -> NDArray[Any]:
         raw = np.frombuffer(buffer, np.uint8, num_bytes, start)
         return _decode(raw, shape, kind, f"{name} ({type_name}) in {path}")
 
-    return Tensor(name=name, shape=shape, dtype=stored, num_bytes=num_bytes, read=read)
+    return Tensor(name=name, shape=shape, dtype=dtype, num_bytes=num_bytes, read=read)
 
 
 def _decode(raw: NDArray[np.uint8], shape: tuple[int, ...], kind: int, what: str) -> NDArray[Any]:

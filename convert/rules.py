@@ -53,7 +53,9 @@ HF_RULES: tuple[Rule, ...] = (
     Rule("model.layers.{i}.self_attn.v_proj.bias", "layers_{i}/attention/qkv/bias", "v"),
     Rule("model.layers.{i}.self_attn.o_proj.weight", "layers_{i}/attention/out/kernel"),
     Rule("model.layers.{i}.self_attn.o_proj.bias", "layers_{i}/attention/out/bias"),
-    Rule("model.layers.{i}.post_attention_layernorm.weight", "layers_{i}/post_attention_norm/scale"),
+    Rule(
+        "model.layers.{i}.post_attention_layernorm.weight", "layers_{i}/post_attention_norm/scale"
+    ),
     Rule("model.layers.{i}.mlp.gate_proj.weight", "layers_{i}/mlp/gate_up/kernel", "gate"),
     Rule("model.layers.{i}.mlp.up_proj.weight", "layers_{i}/mlp/gate_up/kernel", "up"),
     Rule("model.layers.{i}.mlp.gate_proj.bias", "layers_{i}/mlp/gate_up/bias", "gate"),
@@ -109,9 +111,7 @@ GGUF_RULES: tuple[Rule, ...] = (
 )
 
 
-def source_shape(
-    rule: Rule, leaf_shape: tuple[int, ...], config: ModelConfig
-) -> tuple[int, ...]:
+def source_shape(rule: Rule, leaf_shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
     """Shape of the stored tensor that fills the rule's slot of a leaf of `leaf_shape`."""
     axis, length = _slot_axis(rule, config)
     rows = leaf_shape if length is None else (*leaf_shape[:axis], length, *leaf_shape[axis + 1 :])

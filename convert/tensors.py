@@ -20,7 +20,7 @@ class Tensor:
 
     name: str
     shape: tuple[int, ...]
-    dtype: str
+    dtype: DType
     """The dtype `read` returns: a quantised GGUF tensor says float32."""
     num_bytes: int
     """Bytes in the file."""

@@ -1,0 +1,121 @@
+"""Typed reading of a model's settings, with errors that name the file and the key."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxpage.errors import CheckpointError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; CheckpointError when it is missing, not JSON or not an object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(
+            f"got no readable {path} ({error.strerror}), wanted a JSON file; check the directory"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"got {path} that is not JSON ({error}), wanted a JSON object; download it again"
+        ) from None
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"got {path} that holds a {type(value).__name__}, wanted a JSON object; "
+            "download it again"
+        )
+    return value
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text as a set: how the tables of known keys are written."""
+    return frozenset(text.split())
+
+
+class Fields:
+    """A mapping of settings and where it came from."""
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        self.values = values
+        self.source = source
+
+    def has(self, key: str) -> bool:
+        """True when the key is there and not null."""
+        return self.values.get(key) is not None
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number of at least 1."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.wrong(key, value, "a whole number of at least 1")
+        return value
+
+    def token_id(self, key: str, default: int | None = None) -> int | None:
+        """One token id or None."""
+        value = self.values.get(key, default)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.wrong(key, value, "a token id")
+        return value
+
+    def token_ids(self, key: str, default: int | None = None) -> tuple[int, ...]:
+        """One token id, a list of them, or none."""
+        value = self.values.get(key, default)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in ids):
+            raise self.wrong(key, value, "a token id or a list of them")
+        return tuple(ids)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.wrong(key, value, "a number above 0")
+        if not math.isfinite(value) or value <= 0:
+            raise self.wrong(key, value, "a number above 0")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, value, "true or false")
+        return value
+
+    def fixed(self, key: str, allowed: Collection[Any], why: str) -> None:
+        """Refuse a setting that is there with a value that this project does not implement."""
+        if key in self.values and self.values[key] not in allowed:
+            wanted = " or ".join(json.dumps(value) for value in allowed)
+            raise self.wrong(key, self.values[key], f"{wanted} ({why})")
+
+    def refuse_unknown(self, known: Collection[str]) -> None:
+        """CheckpointError for the first key that is neither used nor known to be harmless."""
+        unknown = sorted(set(self.values) - set(known))
+        if unknown:
+            key = unknown[0]
+            raise CheckpointError(
+                f"got the unknown key {key}={json.dumps(self.values[key], default=str)} in "
+                f"{self.source}, wanted only keys whose meaning is known; remove it if it does "
+                "not change the model's arithmetic"
+            )
+
+    def wrong(self, key: str, value: Any, wanted: str) -> CheckpointError:
+        """The error for a value that is not what it should be."""
+        return CheckpointError(
+            f"got {key}={value!r} in {self.source}, wanted {wanted}; check the model's files"
+        )
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise CheckpointError(
+                f"got no {key} in {self.source}, wanted a value for it; check the model's files"
+            )
+        return value

@@ -1,0 +1,215 @@
+"""Hugging Face `config.json` <-> ModelConfig.
+
+Every key is used, checked, known to be harmless, or refused: a key that nobody has looked at may
+change the arithmetic. Defaults of absent keys are those of transformers' config classes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from convert.fields import Fields, read_json, words
+from jaxpage.config import DTYPES, DType, ModelConfig, RopeScaling
+from jaxpage.errors import CheckpointError, ConfigError
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    # The name that the first public LLaMA exports carried.
+    "LLaMAForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+}
+_USED = words(
+    "architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers "
+    "num_attention_heads num_key_value_heads head_dim max_position_embeddings rms_norm_eps "
+    "rope_theta rope_scaling rope_parameters tie_word_embeddings attention_bias mlp_bias "
+    "sliding_window bos_token_id eos_token_id torch_dtype dtype"
+)
+# Key -> values under which it changes nothing, and what it would ask for otherwise.
+_CHECKED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "hidden_act": (("silu", "swish", None), "other activations are not implemented"),
+    "partial_rotary_factor": ((1, 1.0, None), "partial rotary embeddings are not implemented"),
+    "rope_interleaved": ((False, None), "interleaved rotary pairs are not implemented"),
+    "quantization_config": ((None,), "quantised Hugging Face weights are not read"),
+    "is_encoder_decoder": ((False,), "only decoders are implemented"),
+    "add_cross_attention": ((False,), "cross attention is not implemented"),
+    "layer_types": ((None,), "layers that attend in different ways are not implemented"),
+    "use_sliding_window": ((True, None), "remove sliding_window instead"),
+    "pruned_heads": (({}, None), "pruned heads are not implemented"),
+}
+_HARMLESS = words(
+    "_name_or_path _attn_implementation _attn_implementation_autoset _commit_hash "
+    "_flash_attn_2_enabled attention_dropout attn_implementation chunk_size_feed_forward "
+    "finetuning_task hidden_dropout id2label initializer_range is_decoder is_llama_config "
+    "label2id license max_sequence_length name output_attentions output_hidden_states pad_token_id "
+    "pretraining_tp problem_type return_dict tf_legacy_loss tokenizer_class torchscript "
+    "transformers.js_config transformers_version unk_token_id unsloth_fixed unsloth_version "
+    "use_bfloat16 use_cache"
+)
+_ROPE_KEYS = words(
+    "type rope_type factor rope_theta original_max_position_embeddings low_freq_factor "
+    "high_freq_factor partial_rotary_factor"
+)
+
+
+def read_hf_config(directory: Path) -> ModelConfig:
+    """`config.json` and `generation_config.json` of a directory as a ModelConfig."""
+    path = directory / "config.json"
+    generation_path = directory / "generation_config.json"
+    generation = read_json(generation_path) if generation_path.exists() else {}
+    return parse_hf_config(read_json(path), generation, str(path))
+
+
+def parse_hf_config(values: dict[str, Any], generation: dict[str, Any], source: str) -> ModelConfig:
+    """A ModelConfig; CheckpointError names the key that is missing, wrong or unknown."""
+    fields = Fields(values, source)
+    architecture = _architecture(fields)
+    fields.refuse_unknown(_USED | _CHECKED.keys() | _HARMLESS)
+    for key, (allowed, why) in _CHECKED.items():
+        fields.fixed(key, allowed, why)
+    is_mistral = architecture == "mistral"
+    num_heads, hidden_size = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+    theta, scaling, max_positions = _rope(fields, 131072 if is_mistral else 2048)
+    stops = Fields(generation, source.replace("config.json", "generation_config.json"))
+    eos = stops.token_ids("eos_token_id") or fields.token_ids("eos_token_id", 2)
+    try:
+        return ModelConfig(
+            vocab_size=fields.integer("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=fields.integer("intermediate_size"),
+            num_layers=fields.integer("num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=fields.integer("num_key_value_heads", 8 if is_mistral else num_heads),
+            head_dim=head_dim(fields, "head_dim", hidden_size, num_heads),
+            max_position_embeddings=max_positions,
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            tie_word_embeddings=fields.flag("tie_word_embeddings", False),
+            attention_bias=fields.flag("attention_bias", False),
+            mlp_bias=fields.flag("mlp_bias", False),
+            sliding_window=_sliding_window(fields, is_mistral),
+            bos_token_id=fields.token_id("bos_token_id", 1),
+            eos_token_ids=tuple(dict.fromkeys(eos)),
+            dtype=_dtype(fields),
+            architecture=architecture,
+        )
+    except ConfigError as error:
+        raise CheckpointError(f"{error} ({source})") from None
+
+
+def write_hf_config(config: ModelConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The contents of `config.json` and `generation_config.json`: the inverse of reading."""
+    eos: int | list[int] | None = list(config.eos_token_ids) or None
+    if len(config.eos_token_ids) == 1:
+        eos = config.eos_token_ids[0]
+    is_mistral = config.architecture == "mistral" or config.sliding_window is not None
+    values: dict[str, Any] = {
+        "architectures": ["MistralForCausalLM" if is_mistral else "LlamaForCausalLM"],
+        "model_type": "mistral" if is_mistral else "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_position_embeddings,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": eos,
+        "torch_dtype": config.dtype,
+    }
+    if is_mistral:
+        values["sliding_window"] = config.sliding_window
+    else:
+        values |= {"attention_bias": config.attention_bias, "mlp_bias": config.mlp_bias}
+    scaling = config.rope_scaling
+    if scaling is not None:
+        values["rope_scaling"] = {"rope_type": scaling.kind, "factor": scaling.factor}
+        if scaling.kind == "llama3":
+            values["rope_scaling"] |= {
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_position_embeddings,
+            }
+        else:
+            values["max_position_embeddings"] = scaling.original_max_position_embeddings
+    return values, {"bos_token_id": config.bos_token_id, "eos_token_id": eos}
+
+
+def head_dim(fields: Fields, key: str, hidden_size: int, num_heads: int) -> int:
+    """The head dimension, stated or derived; it must be even, as rotary pairs are."""
+    if not fields.has(key) and hidden_size % num_heads:
+        raise fields.wrong("hidden size", hidden_size, f"a multiple of {num_heads} heads")
+    value = fields.integer(key, hidden_size // num_heads)
+    if value % 2:
+        raise fields.wrong(key, value, "an even number")
+    return value
+
+
+def _architecture(fields: Fields) -> str:
+    names = fields.values.get("architectures")
+    if not names and fields.values.get("model_type") in ("llama", "mistral"):
+        return str(fields.values["model_type"])
+    name = names[0] if isinstance(names, list) and names else names
+    if name not in ARCHITECTURES:
+        raise CheckpointError(
+            f"got architecture {name or fields.values.get('model_type')!r} in {fields.source}, "
+            f"wanted one of {', '.join(sorted(ARCHITECTURES))}; other models are not implemented"
+        )
+    return ARCHITECTURES[name]
+
+
+def _rope(fields: Fields, default_positions: int) -> tuple[float, RopeScaling | None, int]:
+    """(theta, scaling, longest length): `linear` and `dynamic` files state the unstretched length.
+
+    As in vLLM the stretched length is then factor times as long; transformers leaves it open.
+    """
+    positions = fields.integer("max_position_embeddings", default_positions)
+    raw = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
+    if not isinstance(raw, dict):
+        raise fields.wrong("rope_scaling", raw, "an object or null")
+    rope = Fields(raw, f"rope_scaling of {fields.source}")
+    rope.refuse_unknown(_ROPE_KEYS)
+    rope.fixed("partial_rotary_factor", (1, 1.0, None), "partial rotary is not implemented")
+    theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
+    kind = raw.get("rope_type") or raw.get("type") or "default"
+    if kind == "default":
+        return theta, None, positions
+    if kind not in ("linear", "dynamic", "llama3"):
+        raise rope.wrong("rope_type", kind, "default, linear, dynamic or llama3")
+    factor = rope.number("factor")
+    if kind != "llama3":
+        return theta, RopeScaling(kind, factor, positions), int(positions * factor)
+    scaling = RopeScaling(
+        kind,
+        factor,
+        rope.integer("original_max_position_embeddings", positions),
+        rope.number("low_freq_factor"),
+        rope.number("high_freq_factor"),
+    )
+    if scaling.low_freq_factor >= scaling.high_freq_factor:
+        raise rope.wrong(
+            "high_freq_factor", scaling.high_freq_factor, "a number above low_freq_factor"
+        )
+    return theta, scaling, positions
+
+
+def _sliding_window(fields: Fields, is_mistral: bool) -> int | None:
+    if "sliding_window" not in fields.values:
+        return 4096 if is_mistral else None
+    return fields.integer("sliding_window") if fields.has("sliding_window") else None
+
+
+def _dtype(fields: Fields) -> DType:
+    name = fields.values.get("dtype") or fields.values.get("torch_dtype") or "float32"
+    name = str(name).removeprefix("torch.")
+    for known in DTYPES:
+        if name == known:
+            return known
+    raise fields.wrong("torch_dtype", name, "float32, bfloat16 or float16")

@@ -1,0 +1,99 @@
+"""Meta's `params.json` -> ModelConfig.
+
+The file leaves out what the code of its day fixed: the length a model was trained on, the rotary
+stretching of Llama 3.1 and later, the token ids. They are told by the settings that came with
+each generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from convert.fields import Fields, read_json, words
+from convert.hf_config import head_dim
+from convert.tensors import Tensor
+from jaxpage.config import ModelConfig, RopeScaling
+from jaxpage.errors import CheckpointError, ConfigError
+
+_USED = words(
+    "dim n_layers n_heads n_kv_heads head_dim vocab_size multiple_of ffn_dim_multiplier norm_eps "
+    "rope_theta use_scaled_rope rope_scaling_factor max_seq_len"
+)
+_HARMLESS = frozenset(("max_batch_size", "model_parallel_size"))
+_LLAMA3_VOCAB = 128256
+
+
+def read_meta_params(directory: Path) -> Fields:
+    """The settings of `params.json`; CheckpointError for a key that is not known."""
+    path = directory / "params.json"
+    fields = Fields(read_json(path), str(path))
+    fields.refuse_unknown(_USED | _HARMLESS)
+    return fields
+
+
+def parse_meta_config(fields: Fields, tensors: Mapping[str, Tensor]) -> ModelConfig:
+    """The model's config; `tensors` say what the file leaves open: vocabulary, head, dtype."""
+    embedding = tensors.get("tok_embeddings.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(
+            f"got no matrix tok_embeddings.weight beside {fields.source}, wanted the embedding; "
+            "the shards are incomplete or of another model"
+        )
+    is_tied = _is_tied(embedding, tensors.get("output.weight"))
+    scaling, max_positions = _rope(fields, is_tied)
+    is_llama3 = embedding.shape[0] >= _LLAMA3_VOCAB
+    hidden_size, num_heads = fields.integer("dim"), fields.integer("n_heads")
+    try:
+        return ModelConfig(
+            # -1 means "what the tokenizer has", which is what the embedding was made with.
+            vocab_size=embedding.shape[0],
+            hidden_size=hidden_size,
+            intermediate_size=_intermediate_size(fields),
+            num_layers=fields.integer("n_layers"),
+            num_heads=num_heads,
+            num_kv_heads=fields.integer("n_kv_heads", num_heads),
+            head_dim=head_dim(fields, "head_dim", hidden_size, num_heads),
+            max_position_embeddings=max_positions,
+            rms_norm_eps=fields.number("norm_eps", 1e-5),
+            rope_theta=fields.number("rope_theta", 10000.0),
+            rope_scaling=scaling,
+            tie_word_embeddings=is_tied and "output.weight" not in tensors,
+            # The reserved ids of Llama 3's tokenizer: begin, end of text, message and turn.
+            bos_token_id=128000 if is_llama3 else 1,
+            eos_token_ids=(128001, 128008, 128009) if is_llama3 else (2,),
+            dtype=embedding.dtype,
+        )
+    except ConfigError as error:
+        raise CheckpointError(f"{error} ({fields.source})") from None
+
+
+def _intermediate_size(fields: Fields) -> int:
+    """Source: FeedForward in Meta's llama/model.py: 2/3 of 4 D, scaled, rounded up."""
+    size = int(2 * (4 * fields.integer("dim")) / 3)
+    if fields.has("ffn_dim_multiplier"):
+        size = int(fields.number("ffn_dim_multiplier") * size)
+    multiple = fields.integer("multiple_of", 256)
+    return multiple * -(-size // multiple)
+
+
+def _rope(fields: Fields, is_tied: bool) -> tuple[RopeScaling | None, int]:
+    """(scaling, longest length in tokens), told by the generation."""
+    if fields.flag("use_scaled_rope", False):
+        # Factor 8 came with Llama 3.1; the small Llama 3.2 models, the only ones that tie their
+        # head, use 32 (config.json of meta-llama/Llama-3.2-1B).
+        factor = fields.number("rope_scaling_factor", 32.0 if is_tied else 8.0)
+        return RopeScaling("llama3", factor, 8192, 1.0, 4.0), fields.integer("max_seq_len", 131072)
+    if fields.number("rope_theta", 10000.0) >= 500000:
+        return None, fields.integer("max_seq_len", 8192)
+    # LLaMA 1 was trained with norm_eps 1e-6, LLaMA 2 with 1e-5.
+    length = 2048 if fields.number("norm_eps", 1e-5) < 5e-6 else 4096
+    return None, fields.integer("max_seq_len", length)
+
+
+def _is_tied(embedding: Tensor, head: Tensor | None) -> bool:
+    if head is None:
+        return True
+    return head.shape == embedding.shape and np.array_equal(embedding.read(), head.read())

@@ -1,0 +1,125 @@
+"""Read and write safetensors without torch, bfloat16 included.
+
+The header is parsed here because the package's NumPy reader has no bfloat16 and copies; ours maps
+the file. Source of the layout: README of the safetensors repository.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from convert.fields import read_json
+from convert.tensors import Tensor
+from jaxpage.config import DType
+from jaxpage.errors import CheckpointError
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+_DTYPES: dict[str, tuple[DType, np.dtype[Any]]] = {
+    "F32": ("float32", np.dtype("<f4")),
+    "F16": ("float16", np.dtype("<f2")),
+    "BF16": ("bfloat16", np.dtype(ml_dtypes.bfloat16)),
+}
+
+
+def shard_files(directory: Path, index_name: str, single_name: str) -> list[Path]:
+    """The weight files of a directory; CheckpointError when the index names one that is missing."""
+    index = directory / index_name
+    if not index.exists():
+        return [directory / single_name]
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(
+            f"got {index} without a weight_map, wanted tensor names and their files; "
+            "download it again"
+        )
+    paths = [directory / Path(str(name)).name for name in sorted(set(weight_map.values()))]
+    for path in paths:
+        if not path.exists():
+            raise CheckpointError(
+                f"got no {path.name} in {directory}, wanted all {len(paths)} files that "
+                f"{index_name} names; download the missing one"
+            )
+    return paths
+
+
+def read_safetensors(paths: Iterable[Path]) -> dict[str, Tensor]:
+    """Every tensor of the files; CheckpointError for a damaged file or a name stored twice."""
+    tensors: dict[str, Tensor] = {}
+    for path in paths:
+        for name, tensor in _read_file(path).items():
+            if name in tensors:
+                raise CheckpointError(
+                    f"got tensor {name} twice, again in {path}, wanted it in one file; "
+                    "remove files that the index does not name"
+                )
+            tensors[name] = tensor
+    return tensors
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    try:
+        with path.open("rb") as file:
+            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"got {path}, wanted a readable safetensors file ({error}); check the path"
+        ) from None
+    try:
+        (header_bytes,) = struct.unpack_from("<Q", buffer)
+        start = 8 + header_bytes
+        if start > len(buffer):
+            raise ValueError(f"the header of {header_bytes} bytes runs past the end of the file")
+        header = json.loads(buffer[8:start])
+        if not isinstance(header, dict):
+            raise ValueError("the header is not an object")
+        return {
+            name: _tensor(path, buffer, name, entry, start)
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+    except CheckpointError:
+        raise
+    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"got a damaged safetensors header in {path} ({error}), wanted a whole file; "
+            "download it again"
+        ) from None
+
+
+def _tensor(
+    path: Path, buffer: mmap.mmap, name: str, entry: Mapping[str, Any], start: int
+) -> Tensor:
+    begin, end = (int(offset) for offset in entry["data_offsets"])
+    shape = tuple(int(dim) for dim in entry["shape"])
+    if not 0 <= begin <= end or any(dim < 0 for dim in shape):
+        raise ValueError(f"tensor {name} has offsets {begin}..{end} and shape {list(shape)}")
+    if start + end > len(buffer):
+        raise CheckpointError(
+            f"got {path} of {len(buffer)} bytes, wanted at least {start + end} for tensor {name}: "
+            "the file is cut short; download it again"
+        )
+    type_name = str(entry["dtype"])
+    dtype, numpy_dtype = _DTYPES.get(type_name, ("float32", None))
+    size = int(np.prod(shape, dtype=object))
+    if numpy_dtype is not None and size * numpy_dtype.itemsize != end - begin:
+        raise ValueError(f"tensor {name} of shape {list(shape)} has {end - begin} bytes")
+
+    def read() -> NDArray[Any]:
+        if numpy_dtype is None:
+            raise CheckpointError(
+                f"got tensor {name} of type {type_name} in {path}, wanted F32, F16 or BF16; "
+                "convert the weights to one of these first"
+            )
+        return np.frombuffer(buffer, numpy_dtype, size, start + begin).reshape(shape)
+
+    return Tensor(name=name, shape=shape, dtype=dtype, num_bytes=end - begin, read=read)

@@ -1,0 +1,99 @@
+"""What a path holds, told by its content: config, tensors and the rules that join them.
+
+The one place that knows all file kinds. It reads headers only; data is read leaf by leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from convert.gguf_config import read_gguf_config
+from convert.gguf_io import is_gguf, read_gguf
+from convert.hf_config import read_hf_config
+from convert.meta_config import parse_meta_config, read_meta_params
+from convert.rules import GGUF_RULES, HF_RULES, META_RULES, Rule
+from convert.safetensors_io import INDEX_NAME, SINGLE_NAME, read_safetensors, shard_files
+from convert.tensors import Tensor
+from convert.torch_io import BIN_INDEX_NAME, BIN_NAME, read_bin_files, read_meta_shards
+from jaxpage.config import ModelConfig
+from jaxpage.errors import CheckpointError
+
+Kind = Literal["converted", "huggingface", "gguf", "meta"]
+MANIFEST_NAME = "manifest.json"
+_WANTED = (
+    "a .gguf file, or a directory with config.json and safetensors, params.json and "
+    "consolidated.NN.pth, or the output of python -m convert"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model in a foreign format, opened but not read."""
+
+    kind: Kind
+    path: Path
+    config: ModelConfig
+    """`config.dtype` is the dtype of the embedding as stored."""
+    tensors: Mapping[str, Tensor]
+    rules: tuple[Rule, ...]
+    files: tuple[Path, ...]
+    """The weight files, for the manifest's hashes."""
+
+
+def detect(path: Path) -> Kind:
+    """The kind of a file or directory; CheckpointError when it is none."""
+    if not path.exists():
+        raise CheckpointError(f"got no file or directory {path}, wanted {_WANTED}; check the path")
+    if path.is_file():
+        if is_gguf(path):
+            return "gguf"
+        raise CheckpointError(
+            f"got the file {path} that is not GGUF, wanted {_WANTED}; give the directory"
+        )
+    if (path / MANIFEST_NAME).exists():
+        return "converted"
+    if (path / "config.json").exists():
+        return "huggingface"
+    if (path / "params.json").exists():
+        return "meta"
+    raise CheckpointError(
+        f"got {path} without config.json, params.json or {MANIFEST_NAME}, wanted {_WANTED}; "
+        "check the path"
+    )
+
+
+def open_source(path: Path) -> Source:
+    """Open a Hugging Face directory, a GGUF file or a Meta directory."""
+    kind = detect(path)
+    if kind == "gguf":
+        file = read_gguf(path)
+        return Source(kind, path, read_gguf_config(file), file.tensors, GGUF_RULES, (path,))
+    if kind == "huggingface":
+        return _open_huggingface(path)
+    if kind == "meta":
+        params = read_meta_params(path)
+        tensors, files = read_meta_shards(path, params.integer("dim"))
+        config = parse_meta_config(params, tensors)
+        return Source(kind, path, config, tensors, META_RULES, files)
+    raise CheckpointError(
+        f"got {path} that is converted already, wanted {_WANTED}; load it as it is"
+    )
+
+
+def _open_huggingface(path: Path) -> Source:
+    config = read_hf_config(path)
+    if (path / INDEX_NAME).exists() or (path / SINGLE_NAME).exists():
+        files = shard_files(path, INDEX_NAME, SINGLE_NAME)
+        tensors = read_safetensors(files)
+    elif (path / BIN_INDEX_NAME).exists() or (path / BIN_NAME).exists():
+        files = shard_files(path, BIN_INDEX_NAME, BIN_NAME)
+        tensors = read_bin_files(files)
+    else:
+        raise CheckpointError(
+            f"got {path} with config.json but no weights, wanted {SINGLE_NAME}, {INDEX_NAME} or "
+            f"{BIN_NAME}; download the missing files"
+        )
+    return Source("huggingface", path, config, tensors, HF_RULES, tuple(files))

@@ -1,0 +1,179 @@
+"""Read PyTorch files: `pytorch_model.bin` and Meta's `consolidated.NN.pth`.
+
+The only module that touches torch, and only when such a file is met. Files are opened with
+`weights_only=True`, which refuses arbitrary objects, and mapped, so that nothing is read early.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from convert.tensors import Tensor
+from jaxpage.config import DType
+from jaxpage.errors import CheckpointError
+
+BIN_NAME = "pytorch_model.bin"
+BIN_INDEX_NAME = "pytorch_model.bin.index.json"
+_SHARD_PATTERN = "consolidated.*.pth"
+# Meta's model-parallel layers, by the end of the name: the axis that shards are joined along.
+# Row-parallel layers split their inputs (axis 1); column-parallel ones their outputs (axis 0).
+_SPLIT_AXES = {
+    "wq.weight": 0,
+    "wk.weight": 0,
+    "wv.weight": 0,
+    "wo.weight": 1,
+    "w1.weight": 0,
+    "w2.weight": 1,
+    "w3.weight": 0,
+    "output.weight": 0,
+}
+_EMBEDDING = "tok_embeddings.weight"
+
+
+def read_bin_files(paths: Iterable[Path]) -> dict[str, Tensor]:
+    """Every tensor of Hugging Face's old format."""
+    tensors: dict[str, Tensor] = {}
+    for path in paths:
+        for name, value in _load(path).items():
+            tensors[name] = _single(name, value, path)
+    return tensors
+
+
+def read_meta_shards(
+    directory: Path, hidden_size: int
+) -> tuple[dict[str, Tensor], tuple[Path, ...]]:
+    """Every tensor of a Meta directory, its shards joined on reading, and the shard files."""
+    paths = tuple(sorted(directory.glob(_SHARD_PATTERN)))
+    wanted = [directory / f"consolidated.{i:02d}.pth" for i in range(len(paths) or 1)]
+    if list(paths) != wanted:
+        missing = next(path.name for path in wanted if path not in paths)
+        raise CheckpointError(
+            f"got no {missing} in {directory}, wanted consolidated.00.pth and every shard after "
+            "it; download the missing files"
+        )
+    shards = [_load(path) for path in paths]
+    names = set(shards[0])
+    for path, shard in zip(paths, shards, strict=True):
+        if set(shard) != names:
+            odd = sorted(names ^ set(shard))[0]
+            raise CheckpointError(
+                f"got tensor {odd} in only some of the shards of {directory}, wanted it in every "
+                f"one ({path.name} differs); download the shards again"
+            )
+    tensors = {
+        name: _joined(name, [shard[name] for shard in shards], hidden_size, directory)
+        for name in shards[0]
+    }
+    return tensors, paths
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """The state dict of one file, mapped; values are torch tensors."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise CheckpointError(
+            f"got the PyTorch file {path} and no torch, wanted torch to read it; "
+            'run pip install "jaxpage[torch]" or use safetensors'
+        ) from None
+    try:
+        # Files from before PyTorch 1.6 are no zip archives and cannot be mapped.
+        is_mapped = zipfile.is_zipfile(path)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"got {path} that torch cannot load ({reason}), wanted a whole file of "
+            "tensors only; download it again"
+        ) from None
+    if not isinstance(state, dict) or not all(torch.is_tensor(v) for v in state.values()):
+        raise CheckpointError(
+            f"got {path} that holds more than named tensors, wanted a model's state dict; "
+            "save model.state_dict() instead of a training state"
+        )
+    return state
+
+
+def _single(name: str, value: Any, path: Path) -> Tensor:
+    dtype, is_known = _dtype(value)
+
+    def read() -> NDArray[Any]:
+        _require(is_known, name, value, path)
+        return _to_numpy(value)
+
+    num_bytes = value.numel() * value.element_size()
+    return Tensor(name=name, shape=tuple(value.shape), dtype=dtype, num_bytes=num_bytes, read=read)
+
+
+def _joined(name: str, values: list[Any], hidden_size: int, directory: Path) -> Tensor:
+    """One tensor whose shards are joined on reading."""
+    first = _single(name, values[0], directory)
+    axis = _split_axis(name, values, hidden_size)
+    if axis is None:
+        return first
+    length = sum(int(value.shape[axis]) for value in values)
+    shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
+    if any(value.shape[1 - axis] != values[0].shape[1 - axis] for value in values):
+        raise CheckpointError(
+            f"got shards of {name} of different shapes in {directory}, wanted equal ones; "
+            "download the shards again"
+        )
+
+    def read() -> NDArray[Any]:
+        parts = [_single(name, value, directory).read() for value in values]
+        return np.concatenate(parts, axis=axis)
+
+    return Tensor(
+        name=name,
+        shape=shape,
+        dtype=first.dtype,
+        num_bytes=first.num_bytes * len(values),
+        read=read,
+    )
+
+
+def _split_axis(name: str, values: list[Any], hidden_size: int) -> int | None:
+    """The axis to join along; None for what every shard holds whole.
+
+    LLaMA 1 and 2 split the embedding along the hidden axis, Llama 3 along the vocabulary.
+    """
+    if len(values) == 1 or values[0].dim() != 2:
+        return None
+    if name == _EMBEDDING:
+        return 0 if values[0].shape[1] == hidden_size else 1
+    return next((axis for end, axis in _SPLIT_AXES.items() if name.endswith(end)), None)
+
+
+def _dtype(value: Any) -> tuple[DType, bool]:
+    name = str(value.dtype).removeprefix("torch.")
+    known: tuple[DType, ...] = ("float32", "bfloat16", "float16")
+    for dtype in known:
+        if name == dtype:
+            return dtype, True
+    return "float32", False
+
+
+def _require(is_known: bool, name: str, value: Any, path: Path) -> None:
+    if not is_known:
+        raise CheckpointError(
+            f"got tensor {name} of type {value.dtype} in {path}, wanted float32, float16 or "
+            "bfloat16; convert the weights to one of these first"
+        )
+
+
+def _to_numpy(value: Any) -> NDArray[Any]:
+    """A NumPy view of a torch tensor; bfloat16 goes through its bits."""
+    import torch
+
+    value = value.detach()
+    if value.dtype == torch.bfloat16:
+        return value.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return value.numpy()
