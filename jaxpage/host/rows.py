@@ -1,0 +1,64 @@
+"""One sequence's part of a step, as a message. Builds rows, decides nothing, changes nothing.
+
+tokens of the prompt     0   1   2   3   4   5        targets asked before: tokens 1 and 2
+row, start 1, 3 tokens       x   x   x
+targets of the row                   .   .            3 and 4: prompt_targets; the first
+                                                      follows the row's token 1: target_offset
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from jaxpage.host.plan import Draw, PlannedRow
+from jaxpage.host.sequence import Sequence
+
+
+class Targets(NamedTuple):
+    """Prompt tokens whose log-probability a row is asked for, as PlannedRow has them."""
+
+    prompt_targets: tuple[int, ...] = ()
+    target_offset: int = 0
+
+
+NO_TARGETS = Targets()
+
+
+def build_row(sequence: Sequence, num_tokens: int, block_ids: tuple[int, ...]) -> PlannedRow:
+    """The row that feeds the sequence's next `num_tokens` tokens; it draws if they are the last."""
+    start = sequence.num_computed
+    end = start + num_tokens
+    is_in_flight = end > len(sequence.token_ids)
+    assert end <= sequence.num_tokens, (start, num_tokens, sequence.num_tokens)
+    assert not is_in_flight or num_tokens == 1, "known tokens and one in flight in the same row"
+    targets = _targets(sequence, start, end)
+    return PlannedRow(
+        seq_id=sequence.seq_id,
+        token_ids=() if is_in_flight else tuple(sequence.token_ids[start:end]),
+        source=sequence.draw_index if is_in_flight else None,
+        start=start,
+        num_tokens=num_tokens,
+        block_ids=block_ids,
+        prompt_len=sequence.prompt_len,
+        draws=(_draw(sequence, end - 1),) if end == sequence.num_tokens else (),
+        prompt_targets=targets.prompt_targets,
+        target_offset=targets.target_offset,
+        num_prompt_logprobs=sequence.group.request.params.prompt_logprobs or 0,
+    )
+
+
+def _targets(sequence: Sequence, start: int, end: int) -> Targets:
+    group = sequence.group
+    if group.prompt_logprobs is None:
+        return NO_TARGETS
+    first = max(start + 1, group.num_targets)
+    targets = group.request.prompt_token_ids[first : end + 1]
+    return Targets(targets, first - 1 - start) if targets else NO_TARGETS
+
+
+def _draw(sequence: Sequence, last: int) -> Draw:
+    """The sequence's draw, with the tokens before position `last` where the sampler needs them."""
+    if not sequence.draw.params.needs_history:
+        return sequence.draw
+    return replace(sequence.draw, history=tuple(sequence.token_ids[:last]))
