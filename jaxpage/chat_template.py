@@ -1,0 +1,244 @@
+"""A conversation as the text that a model was trained on.
+
+Templates come with models, so they are strangers' code: they run in jinja2's sandbox, where they
+see messages and special tokens and can change neither. The environment is that of Hugging Face's
+`apply_chat_template`, for which templates are written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn, Protocol
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from jaxpage.errors import RequestError
+
+Message = Mapping[str, Any]
+
+VICUNA_TEMPLATE = """\
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set system = messages[0]['content'].strip() -%}
+    {%- set turns = messages[1:] -%}
+{%- else -%}
+    {%- set system = "A chat between a curious user and an artificial intelligence assistant. "
+        ~ "The assistant gives helpful, detailed, and polite answers to the user's questions." -%}
+    {%- set turns = messages -%}
+{%- endif -%}
+{%- if not turns -%}{{- raise_exception('a user message is wanted') -}}{%- endif -%}
+{{- bos_token ~ system ~ ' ' -}}
+{%- for turn in turns -%}
+    {%- if (turn['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{- raise_exception('user and assistant must take turns, the user first') -}}
+    {%- elif turn['role'] == 'user' -%}
+        {{- 'USER: ' ~ turn['content'].strip() ~ ' ' -}}
+    {%- else -%}
+        {{- 'ASSISTANT: ' ~ turn['content'].strip() ~ eos_token -}}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- 'ASSISTANT:' -}}{%- endif -%}
+"""
+"""Source: the conversation `vicuna_v1.1` of FastChat."""
+
+LLAMA2_TEMPLATE = """\
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set system = '<<SYS>>\\n' ~ messages[0]['content'].strip() ~ '\\n<</SYS>>\\n\\n' -%}
+    {%- set turns = messages[1:] -%}
+{%- else -%}
+    {%- set system = '' -%}
+    {%- set turns = messages -%}
+{%- endif -%}
+{%- if not turns -%}{{- raise_exception('a user message is wanted') -}}{%- endif -%}
+{%- for turn in turns -%}
+    {%- if (turn['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{- raise_exception('user and assistant must take turns, the user first') -}}
+    {%- elif turn['role'] == 'user' -%}
+        {%- set text = (system if loop.first else '') ~ turn['content'].strip() -%}
+        {{- bos_token ~ '[INST] ' ~ text ~ ' [/INST]' -}}
+    {%- else -%}
+        {{- ' ' ~ turn['content'].strip() ~ ' ' ~ eos_token -}}
+    {%- endif -%}
+{%- endfor -%}
+"""
+"""Source: `chat_completion` of Meta's llama repository, `llama/generation.py`."""
+
+
+class ChatTokenizer(Protocol):
+    """What a template needs of a tokenizer."""
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    @property
+    def bos_token(self) -> str: ...
+
+    @property
+    def eos_token(self) -> str: ...
+
+
+def render_chat(
+    messages: Sequence[Message],
+    tokenizer: ChatTokenizer,
+    *,
+    template: str | None = None,
+    add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """The text of a conversation by the tokenizer's template, or by `template`.
+
+    It may begin with BOS; `Tokenizer.encode` sees to it that BOS comes once. `variables` are what
+    else the template may look at, such as `tools`. Raises RequestError.
+    """
+    template = template or tokenizer.chat_template
+    if template is None:
+        raise RequestError(
+            "got messages for a model without a chat template, wanted a chat model; "
+            "pass template=, or write the prompt as text"
+        )
+    return render(
+        messages,
+        template=template,
+        bos_token=tokenizer.bos_token,
+        eos_token=tokenizer.eos_token,
+        add_generation_prompt=add_generation_prompt,
+        variables=variables,
+    )
+
+
+def render(
+    messages: Sequence[Message],
+    *,
+    template: str,
+    bos_token: str = "",
+    eos_token: str = "",
+    add_generation_prompt: bool = True,
+    variables: Mapping[str, Any] | None = None,
+) -> str:
+    """The text that `template` (jinja2) makes of `messages`; RequestError when it can't."""
+    try:
+        return _compiled(template).render(
+            {
+                "tools": None,
+                "documents": None,
+                **(variables or {}),
+                "messages": _checked(messages),
+                "bos_token": bos_token,
+                "eos_token": eos_token,
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
+    except jinja2.TemplateSyntaxError as error:
+        raise RequestError(
+            f"got a chat template that is no jinja2 (line {error.lineno}: {error.message}), "
+            "wanted one that can be read; pass template= or mend the model's files"
+        ) from error
+    except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError) as error:
+        raise RequestError(
+            f"got messages that the model's chat template refuses ({error}), wanted roles and "
+            "contents that it knows; change the messages"
+        ) from error
+
+
+def default_template(names: Iterable[str], *, bos_token: str, eos_token: str) -> str | None:
+    """The template for a model that brings none, by what it is called and its special tokens.
+
+    "vicuna" in a name: Vicuna's. Otherwise a model with LLaMA's "<s>" and "</s>": LLaMA-2's, as
+    Hugging Face did while it had defaults. Otherwise None: a wrong template is worse than none.
+    """
+    if any("vicuna" in name.lower() for name in names):
+        return VICUNA_TEMPLATE
+    return LLAMA2_TEMPLATE if (bos_token, eos_token) == ("<s>", "</s>") else None
+
+
+def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
+        raise RequestError(
+            f"got messages that are {type(messages).__name__}, wanted a list of "
+            '{"role": ..., "content": ...}; wrap a single message in a list'
+        )
+    if not messages:
+        raise RequestError("got no messages, wanted at least one; add a user message")
+    return [_checked_message(index, message) for index, message in enumerate(messages)]
+
+
+def _checked_message(index: int, message: Message) -> dict[str, Any]:
+    where = f"messages[{index}]"
+    if not isinstance(message, Mapping):
+        raise RequestError(
+            f'got {where}={message!r}, wanted {{"role": ..., "content": ...}}; change it'
+        )
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise RequestError(
+            f"got {where} with role {role!r}, wanted 'system', 'user' or 'assistant'; set its role"
+        )
+    content = message.get("content")
+    if content is None and "tool_calls" in message:
+        return dict(message)
+    return {**message, "content": _text(where, content)}
+
+
+def _text(where: str, content: object) -> str:
+    """Content as one string; parts of text (`[{"type": "text", "text": ...}]`) become lines."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+    if not texts or len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+        raise RequestError(
+            f"got {where} with content {content!r}, wanted text; pass a string as content"
+        )
+    return "\n".join(map(str, texts))
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> jinja2.Template:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _now
+    return environment.from_string(template)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks the assistant's part for training; here it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012 # as jinja2 declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is; jinja2's own filter escapes it for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _now(layout: str) -> str:
+    return datetime.now().strftime(layout)
