@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from jaxpage.cli.jobs import Job, jobs_from_file, jobs_from_prompts
 from jaxpage.cli.options import build_parser, engine_options, sampling_fields
@@ -47,9 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         return SOME_FAILED
 
 
-def _run(
-    args: argparse.Namespace, jobs: list[Job], options: dict[str, object], file: TextIO
-) -> int:
+def _run(args: argparse.Namespace, jobs: list[Job], options: dict[str, Any], file: TextIO) -> int:
     writer = _writer(args, jobs, file)
     ordered = InOrder(writer)
     for index, job in enumerate(jobs):
@@ -119,7 +117,7 @@ def _read_jobs(args: argparse.Namespace) -> list[Job]:
     return jobs
 
 
-def _load(args: argparse.Namespace, options: dict[str, object]) -> LLM:
+def _load(args: argparse.Namespace, options: dict[str, Any]) -> LLM:
     import jax
 
     if args.device != "auto":

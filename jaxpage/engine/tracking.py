@@ -44,9 +44,8 @@ class LiveCompletion:
             shown = shown[:-1]  # the end token has no text
         found = self.detokenizer.append(shown) if shown else None
         if update.finish_reason is not None:
-            if found is None:
-                self.detokenizer.finish()
-            else:  # the last token allowed also completed a stop string
+            found = found or self.detokenizer.finish()
+            if found is not None:  # the last tokens also completed a stop string
                 self.finish_reason, self.stop_reason = "stop", found
         return found
 
