@@ -36,17 +36,17 @@ hypothesis.settings.load_profile("default")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Configures JAX and the caches; `pytest -m gpu` alone leaves the choice of device to JAX."""
-    assert config.cache is not None
+    caches = config.rootpath / ".pytest_cache" / "d"  # where `pytest --cache-clear` clears
     if config.getoption("markexpr") != "gpu":
         jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_numpy_rank_promotion", "raise")
-    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
+    jax.config.update("jax_compilation_cache_dir", str(caches / "jax"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     _name_array_types()
     # For the commands that tests start: nothing lands in the user's own cache, nothing is fetched.
-    os.environ["XDG_CACHE_HOME"] = str(config.cache.mkdir("xdg"))
+    os.environ["XDG_CACHE_HOME"] = str(caches / "xdg")
     os.environ["HF_HUB_OFFLINE"] = "1"
 
 
