@@ -1,7 +1,8 @@
 """The device's messages: pytrees of arrays with a shape beside every field, and how to build them.
 
 T tokens, B rows, M table width, R draws, J alternatives, C history width, P blocks in the pool
-(null block 0 included), S block size, K KV heads, H head dim, V vocabulary, D hidden size.
+(null block 0 included), S block size, N query heads, K KV heads, H head dim, V vocabulary, D hidden
+size. Constructors: inputs.py builds a StepInput, settings.py a SamplingInput.
 
     query_starts   0        3  4        7  7      B = 4 rows: 3 prefill tokens, 1 decode token,
     tokens         a  b  c  d  e  f  g  .         3 prefill tokens, an empty padding row; T = 8
@@ -11,11 +12,20 @@ T tokens, B rows, M table width, R draws, J alternatives, C history width, P blo
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import jax
+import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
+
+from jaxpage.config import ModelConfig
+
+HostArray = Any
+"""A jax.Array; a NumPy array while the host still fills it, before its one device_put."""
 
 
 @register_dataclass
@@ -39,17 +49,19 @@ class StepInput:
 
     A row's queries are its last tokens: row b holds tokens query_starts[b]:query_starts[b+1],
     and their positions end at context_lens[b] - 1. Padding rows have context_lens 0.
+    Where T == B every live row has one token: token b is row b's (a step with longer rows whose
+    tokens happen to be as many as its rows is padded by one token).
     """
 
-    tokens: Array  # [T]
-    positions: Array  # [T] position in the sequence, 0-based; 0 for padding
-    slots: Array  # [T] block_id * S + offset; distinct values >= P*S for padding
-    block_tables: Array  # [B, M] block ids in logical order; 0 beyond the live part
-    context_lens: Array  # [B] tokens in the cache once this step has written
-    query_starts: Array  # [B + 1] non-decreasing; the last entry is the number of live tokens
-    token_source: Array  # [B] 0: tokens as given; d+1: the row's last token is previous draw d
-    prompt_lens: Array  # [B] tokens of the row's own prompt (dynamic rope scaling reads it)
-    logit_index: Array  # [R] index into T of the token whose logits a draw reads; 0 for padding
+    tokens: HostArray  # [T]
+    positions: HostArray  # [T] position in the sequence, 0-based; 0 for padding
+    slots: HostArray  # [T] block_id * S + offset; distinct values >= P*S for padding
+    block_tables: HostArray  # [B, M] block ids in logical order; 0 beyond the live part
+    context_lens: HostArray  # [B] tokens in the cache once this step has written
+    query_starts: HostArray  # [B + 1] non-decreasing; the last entry is the number of live tokens
+    token_source: HostArray  # [B] 0: tokens as given; d+1: the row's last token is previous draw d
+    prompt_lens: HostArray  # [B] tokens of the row's own prompt (dynamic rope scaling reads it)
+    logit_index: HostArray  # [R] index into T of the token whose logits a draw reads; 0 for padding
 
 
 @register_dataclass
@@ -65,15 +77,21 @@ class DrawInput:
 @register_dataclass
 @dataclass(frozen=True)
 class SamplingInput:
-    """Settings of the draws, one row each; padding rows are greedy with everything off."""
+    """Settings of the draws, one row each; padding rows are greedy with everything off.
 
-    temperature: Array  # [R] float32, 0 = greedy
-    top_k: Array  # [R] int32, 0 = off
-    top_p: Array  # [R] float32, 1 = off
-    min_p: Array  # [R] float32, 0 = off
-    seed_words: Array  # [R, 2] uint32, high and low half of the 64-bit seed
-    sample_index: Array  # [R] int32
-    processed_logprobs: Array  # [R] bool, logprobs of the drawn-from distribution, not the raw one
+    Settings are arrays, so no value of theirs compiles anything: only whether `edits` and
+    `history` are None does, which makes 2 x 2 programs a row count.
+    """
+
+    temperature: HostArray  # [R] float32; under MIN_TEMPERATURE, 0 too, is greedy
+    top_k: HostArray  # [R] int32, 0 = off; padding 0
+    top_p: HostArray  # [R] float32, 1 = off; padding 1
+    min_p: HostArray  # [R] float32, 0 = off; padding 0
+    seed_words: HostArray  # [R, 2] uint32, high and low half of the 64-bit seed; padding 0
+    sample_index: HostArray  # [R] int32; padding 0
+    processed_logprobs: (
+        HostArray  # [R] bool, logprobs of the drawn-from distribution, not the raw one
+    )
     edits: LogitEdits | None = None  # None: no draw of this step edits its logits
     history: History | None = None  # None: no draw of this step looks at its history
 
@@ -81,28 +99,42 @@ class SamplingInput:
 @register_dataclass
 @dataclass(frozen=True)
 class LogitEdits:
-    """Changes of single logits. Ids are padded with V (dropped), never -1."""
+    """Changes of single logits. Ids are padded with V (dropped), never -1.
 
-    bias_ids: Array  # [R, E] int32
-    bias_values: Array  # [R, E] float32, -inf forbids
-    allowed: Array  # [R, ceil(V / 32)] uint32 bit mask, bit i % 32 of word i // 32; all ones = all
-    stop_ids: Array  # [R, Z] int32, forbidden while the drawn position < min_position
-    min_position: Array  # [R] int32, prompt_len + min_tokens
+    A draw that edits nothing: ids V, bias 0, every bit of `allowed` set, min_position 0.
+    """
+
+    bias_ids: HostArray  # [R, E] int32, no id twice in a row; padding V
+    bias_values: HostArray  # [R, E] float32, added; -inf forbids; padding 0
+    allowed: HostArray  # [R, ceil(V / 32)] uint32, bit i % 32 of word i // 32; all ones = all
+    stop_ids: (
+        HostArray  # [R, Z] int32, forbidden while the drawn position < min_position; padding V
+    )
+    min_position: HostArray  # [R] int32, prompt_len + min_tokens; 0 = off
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class History:
-    """Tokens before each draw's last one, which arrives in DrawInput, still on the device."""
+    """Tokens before each draw's last one, which arrives in DrawInput, still on the device.
 
-    tokens: Array  # [R, C] int32, padded with V
-    lengths: Array  # [R] int32, live entries of `tokens`
-    prompt_lens: Array  # [R] int32, tokens of the prompt; presence and frequency skip those
-    presence: Array  # [R] float32, 0 = off
-    frequency: Array  # [R] float32, 0 = off
-    repetition: Array  # [R] float32, 1 = off
-    bad_words: Array  # [R, W, L] int32, each word's ids right-aligned and padded left with V + 1
-    bad_word_lens: Array  # [R, W] int32, 0 = no word
+    A draw that looks at nothing: lengths 0, presence and frequency 0, repetition 1, no words.
+
+        sequence a b c | d e   (prompt 3), drawing the token after e, bad word "d e x":
+        tokens a b c d   lengths 4   prompt_lens 3   DrawInput.token_ids e
+        bad_words (V+1) d e x at L = 4   bad_word_lens 3
+    """
+
+    tokens: HostArray  # [R, C] int32, the first `lengths` are live; padding V
+    lengths: HostArray  # [R] int32, live entries of `tokens`, 0 .. C
+    prompt_lens: HostArray  # [R] int32, tokens of the prompt; presence and frequency skip those
+    presence: HostArray  # [R] float32, 0 = off
+    frequency: HostArray  # [R] float32, 0 = off
+    repetition: HostArray  # [R] float32, 1 = off
+    bad_words: (
+        HostArray  # [R, W, L] int32, each word's ids right-aligned and padded left with V + 1
+    )
+    bad_word_lens: HostArray  # [R, W] int32, 0 = no word
 
 
 @register_dataclass
@@ -113,8 +145,81 @@ class StepOutput:
     token_ids: Array  # [R] int32
     logprobs: Array  # [R] float32, in the draw's own mode
     raw_logprobs: Array  # [R] float32, log_softmax of the model's logits at the drawn token
-    top_ids: Array  # [R, J] int32, best first, in the draw's own mode; J is 0 or MAX_LOGPROBS
+    top_ids: Array  # [R, J] int32, best first, in the draw's own mode; J is num_top, at most V
     top_logprobs: Array  # [R, J] float32
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """The axis lengths of a StepInput: what a forward program is compiled for."""
+
+    num_tokens: int  # T
+    num_rows: int  # B
+    table_width: int  # M
+    num_draws: int  # R
+
+    @property
+    def is_decode(self) -> bool:
+        return self.num_tokens == self.num_rows
+
+    @property
+    def packed_size(self) -> int:
+        """Length of the vector that `pack` makes."""
+        return sum(math.prod(shape) for shape in self.fields().values())
+
+    def fields(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each field of StepInput, in the order they are packed in."""
+        tokens, rows, width = self.num_tokens, self.num_rows, self.table_width
+        return {
+            "tokens": (tokens,),
+            "positions": (tokens,),
+            "slots": (tokens,),
+            "block_tables": (rows, width),
+            "context_lens": (rows,),
+            "query_starts": (rows + 1,),
+            "token_source": (rows,),
+            "prompt_lens": (rows,),
+            "logit_index": (self.num_draws,),
+        }
+
+    @classmethod
+    def of(cls, step: StepInput) -> StepShape:
+        rows, width = step.block_tables.shape
+        return cls(step.tokens.shape[0], rows, width, step.logit_index.shape[0])
+
+
+def pack(step: StepInput) -> np.ndarray:
+    """A NumPy StepInput as one fresh int32 vector: one transfer instead of nine."""
+    names = StepShape.of(step).fields()
+    return np.concatenate([np.ravel(getattr(step, name)) for name in names], dtype=np.int32)
+
+
+def unpack(vector: Array | np.ndarray, shape: StepShape) -> StepInput:
+    """The StepInput that was packed, inside a jit; of a NumPy vector: views that write into it."""
+    assert vector.shape == (shape.packed_size,), (vector.shape, shape)
+    parts: dict[str, Any] = {}
+    start = 0
+    for name, size in shape.fields().items():
+        end = start + math.prod(size)
+        parts[name] = vector[start:end].reshape(size)
+        start = end
+    return StepInput(**parts)
+
+
+Attention = Callable[[Array, Array, Array, LayerKV, StepInput], tuple[Array, LayerKV]]
+"""(q [T, N, H], k [T, K, H], v [T, K, H], layer_kv, step) -> (out [T, N, H], layer_kv)"""
+
+
+class Model(Protocol):
+    """What a step needs of a model; a Linen module fits.
+
+    `apply({"params": params}, cache, step, attention)` is (hidden [T, D], cache) and
+    `apply({"params": params}, hidden, method="logits")` is float32 logits [R, V].
+    """
+
+    config: ModelConfig
+
+    def apply(self, variables: Any, *args: Any, method: Any = None) -> Any: ...
 
 
 def to_device(tree: object) -> object:

@@ -1,0 +1,97 @@
+"""Attention over a paged KV pool: `make_attention` names the backends, each one function.
+
+A backend knows queries, a layer's pool and the step; it refuses to know layers, rotary positions
+and who owns a block. Every backend stores the step's K and V first and then attends, so a query
+sees its own token. All agree with `reference`, the plain float32 oracle:
+
+- a query at position p of a row sees that row's positions p - window + 1 .. p, nothing else;
+- a row with context_lens 0, and every padding token, gets exactly 0;
+- softmax and accumulators are float32, whatever the pool holds;
+- stale slots may hold anything, NaN too: nothing outside the live tokens can leak.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxpage.device.attention_xla import attend_xla
+from jaxpage.device.kv_cache import write_kv
+from jaxpage.device.types import Attention, LayerKV, StepInput
+from jaxpage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+MASKED = -1e30
+"""A finite floor for masked scores: -inf minus -inf would be NaN."""
+
+
+def make_attention(name: str, *, scale: float, sliding_window: int | None = None) -> Attention:
+    """The backend `name` as `(q, k, v, layer_kv, step) -> (out, layer_kv)`.
+
+    "reference" is differentiable and as plain as can be; "xla" runs to the live length only.
+    Raises ConfigError for any other name.
+    """
+    backends = {"reference": attend_reference, "xla": attend_xla}
+    if name == "pallas":
+        raise ConfigError(
+            "got attention='pallas', wanted 'xla' or 'reference': the GPU kernels come later; "
+            "use 'xla'"
+        )
+    if name not in backends:
+        raise ConfigError(f"got attention={name!r}, wanted one of {sorted(backends)}")
+    attend = backends[name]
+
+    def attention(
+        q: Array, k: Array, v: Array, layer_kv: LayerKV, step: StepInput
+    ) -> tuple[Array, LayerKV]:
+        layer_kv = write_kv(layer_kv, k, v, step.slots)
+        out = attend(q, layer_kv, step, scale=scale, sliding_window=sliding_window)
+        return out, layer_kv
+
+    return attention
+
+
+def attend_reference(
+    q: Float[Array, "T N H"],
+    layer_kv: LayerKV,
+    step: StepInput,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+) -> Float[Array, "T N H"]:
+    """Every token against every slot of every row's table, masked: slow, short, differentiable."""
+    num_tokens, num_heads, head_dim = q.shape
+    num_rows, width = step.block_tables.shape
+    _, block_size, num_kv_heads, _ = layer_kv.k.shape
+    row_of = jnp.searchsorted(step.query_starts, jnp.arange(num_tokens), side="right") - 1
+    is_live = row_of < num_rows  # padding tokens lie beyond the last row
+    first_query = step.context_lens - jnp.diff(step.query_starts)
+
+    position = jnp.tile(jnp.arange(width * block_size), num_rows)
+    row = jnp.repeat(jnp.arange(num_rows), width * block_size)
+    is_stored = position < step.context_lens[row]
+    is_seen = (row_of[:, None] == row[None]) & (position[None] <= step.positions[:, None])
+    if sliding_window is not None:
+        is_stored &= position > first_query[row] - sliding_window
+        is_seen &= position[None] > step.positions[:, None] - sliding_window
+    is_seen &= is_stored[None] & is_live[:, None]
+
+    def gather(pool: Array) -> Array:
+        flat = pool[step.block_tables].reshape(-1, num_kv_heads, head_dim)
+        return jnp.where(is_stored[:, None, None], flat, 0).astype(jnp.float32)
+
+    k, v = gather(layer_kv.k), gather(layer_kv.v)
+    grouped = q.astype(jnp.float32).reshape(num_tokens, num_kv_heads, -1, head_dim)
+    exact = lax.Precision.HIGHEST
+    scores = jnp.einsum("tkgh,skh->kgts", grouped, k, precision=exact) * scale
+    scores = jnp.where(is_seen[None, None], scores, MASKED)
+    weights = jnp.where(
+        is_seen[None, None], jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True))), 0
+    )
+    total = jnp.maximum(weights.sum(-1), jnp.finfo(jnp.float32).tiny)  # [K, G, T]
+    out = jnp.einsum("kgts,skh->kgth", weights, v, precision=exact) / total[..., None]
+    return jnp.moveaxis(out, 2, 0).reshape(num_tokens, num_heads, head_dim).astype(q.dtype)

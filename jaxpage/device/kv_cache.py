@@ -1,0 +1,82 @@
+"""The KV pool on the device: making it, writing one step into it, copying blocks inside it.
+
+It knows arrays and slots only: who owns a block is the host's business.
+
+    num_blocks 3, block_size 4    block   0 (null)   1          2          3
+    P = 4                         slots   0 .. 3     4 .. 7     8 .. 11    12 .. 15
+    dropped writes                slots >= P * S = 16, blocks >= P
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxpage.config import ModelConfig
+from jaxpage.device.types import KVCache, LayerKV
+from jaxpage.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+
+def init_cache(
+    config: ModelConfig, num_blocks: int, block_size: int, dtype: str | None = None
+) -> KVCache:
+    """An empty pool of `num_blocks` blocks and the null block, in the model's dtype or `dtype`.
+
+    The arrays are fresh and distinct, so that a jitted step may take them as donated.
+    """
+    for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
+        if value < 1:
+            raise ConfigError(f"got {name}={value}, wanted at least 1; change {name}")
+    shape = (num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
+    kind = jnp.dtype(dtype or config.dtype)
+    return tuple(
+        LayerKV(k=jnp.zeros(shape, kind), v=jnp.zeros(shape, kind))
+        for _ in range(config.num_layers)
+    )
+
+
+def block_bytes(config: ModelConfig, block_size: int, dtype: str | None = None) -> int:
+    """Bytes of one block over all layers, K and V."""
+    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return per_token * block_size * jnp.dtype(dtype or config.dtype).itemsize
+
+
+def write_kv(
+    layer_kv: LayerKV, k: Float[Array, "T K H"], v: Float[Array, "T K H"], slots: Int[Array, "T"]
+) -> LayerKV:
+    """The layer with each token's K and V at its slot; slots >= P * S are dropped.
+
+    Slots must differ from each other, padding's too: then the scatter needs no atomics on a
+    GPU, and with a donated cache it happens in place.
+    """
+    return LayerKV(
+        k=_scatter(layer_kv.k, k, slots), v=_scatter(layer_kv.v, v, slots), scales=layer_kv.scales
+    )
+
+
+def apply_moves(cache: KVCache, sources: Int[Array, "C"], destinations: Int[Array, "C"]) -> KVCache:
+    """The pool after copying whole blocks in every layer; all are read before any is written.
+
+    Destinations must differ from each other. Padding copies from block 0 to distinct
+    destinations >= P, which are dropped.
+    """
+
+    def copied(pool: Array) -> Array:
+        blocks = pool.at[sources].get(mode="promise_in_bounds")
+        return pool.at[destinations].set(blocks, mode="drop", unique_indices=True)
+
+    return tuple(
+        LayerKV(k=copied(layer.k), v=copied(layer.v), scales=layer.scales) for layer in cache
+    )
+
+
+def _scatter(pool: Array, rows: Array, slots: Array) -> Array:
+    num_blocks, block_size, num_heads, head_dim = pool.shape
+    flat = pool.reshape(num_blocks * block_size, num_heads, head_dim)
+    flat = flat.at[slots].set(rows.astype(pool.dtype), mode="drop", unique_indices=True)
+    return flat.reshape(pool.shape)

@@ -1,0 +1,38 @@
+"""Forbids and biases single ids of one draw: allowed ids, stop ids held back, logit bias.
+
+Order as in vLLM's sampler; here it does not show, since what is forbidden (-inf) stays so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxpage.device.rows import replace_rows
+from jaxpage.device.types import LogitEdits
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+
+def edit_logits(
+    logits: Float[Array, "R V"], edits: LogitEdits, positions: Int[Array, "R"]
+) -> Float[Array, "R V"]:
+    """The logits after each draw's edits; `positions` are those of the tokens to be drawn."""
+    vocab_size = logits.shape[1]
+    asked = (
+        (edits.bias_ids < vocab_size).any(-1)
+        | (~edits.allowed).any(-1)
+        | (positions < edits.min_position)
+    )
+    return replace_rows(asked, _edit_row, logits, logits, edits, positions)
+
+
+def _edit_row(row: Array, edits: LogitEdits, position: Array) -> Array:
+    bits = (edits.allowed[:, None] >> jnp.arange(32, dtype=jnp.uint32)[None]) & 1
+    row = jnp.where(bits.reshape(-1)[: row.size] == 1, row, -jnp.inf)
+    stops = jnp.where(position < edits.min_position, edits.stop_ids, row.size)
+    row = row.at[stops].set(-jnp.inf, mode="drop")
+    return row.at[edits.bias_ids].add(edits.bias_values, mode="drop")

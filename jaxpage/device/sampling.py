@@ -1,0 +1,115 @@
+"""From logits to tokens: each draw with its own settings, and its result its own affair.
+
+    logits -> edits -> bad words, penalties -> greedy: argmax
+                                            -> others: temperature, min-p, top-k, top-p, one draw
+
+Settings are arrays. What makes another program is: edits None or not, history None or not,
+num_top 0 or not: at most 2 x 2 x 2 a row count. Work that no draw asks for is not done.
+Where all ids of a draw are forbidden it takes id 0, with log-probability -inf.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxpage.device.logit_edits import edit_logits
+from jaxpage.device.penalties import penalise
+from jaxpage.device.random_draw import draw_index, draw_key
+from jaxpage.device.rows import replace_rows
+from jaxpage.device.truncation import truncate
+from jaxpage.device.types import DrawInput, SamplingInput, StepOutput
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+MIN_TEMPERATURE = 1e-5
+"""Below it a draw is greedy, as in vLLM: logits over so little leave nothing but the largest."""
+BLOCK_IDS = 256
+
+
+class Drawn(NamedTuple):
+    """What one draw, or each of R, came to in its own logprobs mode."""
+
+    token_ids: Array  # int32
+    logprobs: Array  # float32
+    top_ids: Array  # [J] int32
+    top_logprobs: Array  # [J] float32
+
+
+def sample(
+    logits: Float[Array, "R V"],
+    draw: DrawInput,
+    sampling: SamplingInput,
+    *,
+    num_top: int = 0,
+    num_token_ids: int | None = None,
+) -> StepOutput:
+    """One token of each row of float32 logits, with log-probabilities.
+
+    `num_top` alternatives come back beside each (at most V). `num_token_ids`: the logits from
+    there on belong to a padded vocabulary; they count for nothing.
+    """
+    logits = logits[:, :num_token_ids]
+    edited = logits
+    if sampling.edits is not None:
+        edited = edit_logits(edited, sampling.edits, draw.positions)
+    if sampling.history is not None:
+        edited = penalise(edited, sampling.history, draw.token_ids)
+
+    normaliser = jax.nn.logsumexp(logits, axis=-1)
+    top_logits, top_ids = lax.top_k(logits, min(num_top, logits.shape[1]))
+    greedy = Drawn(
+        token_ids=jnp.argmax(edited, axis=-1).astype(jnp.int32),
+        logprobs=jnp.zeros_like(normaliser),
+        top_ids=top_ids,
+        top_logprobs=top_logits - normaliser[:, None],
+    )
+    is_processed = sampling.processed_logprobs
+    asked = (sampling.temperature >= MIN_TEMPERATURE) | is_processed
+    settings = replace(sampling, edits=None, history=None)
+    drawn = replace_rows(asked, _draw_row, greedy, edited, greedy, settings, draw.positions)
+    chosen = jnp.take_along_axis(logits, drawn.token_ids[:, None], axis=1)[:, 0]
+    raw_logprobs = chosen - normaliser
+    return StepOutput(
+        token_ids=drawn.token_ids,
+        logprobs=jnp.where(is_processed, drawn.logprobs, raw_logprobs),
+        raw_logprobs=raw_logprobs,
+        top_ids=drawn.top_ids,
+        top_logprobs=drawn.top_logprobs,
+    )
+
+
+def _draw_row(logits: Array, greedy: Drawn, sampling: SamplingInput, position: Array) -> Drawn:
+    """One draw that is random or wants processed log-probabilities; `greedy` is its default."""
+    is_greedy = sampling.temperature < MIN_TEMPERATURE
+    best = jnp.max(logits)
+    is_hopeless = best == -jnp.inf
+    scaled = (logits - jnp.where(is_hopeless, 0, best)) / jnp.where(
+        is_greedy, 1, sampling.temperature
+    )
+    blocks = jnp.pad(scaled, (0, -scaled.size % BLOCK_IDS), constant_values=-jnp.inf)
+    scores = truncate(
+        blocks.reshape(-1, BLOCK_IDS),
+        top_k=jnp.where(is_greedy, 0, sampling.top_k),
+        top_p=jnp.where(is_greedy, 1, sampling.top_p),
+        min_p=jnp.where(is_greedy, 0, sampling.min_p),
+    )
+    weights = jnp.exp(scores)
+    key = draw_key(sampling.seed_words, sampling.sample_index, position)
+    token_id = draw_index(key, weights)
+    token_id = jnp.where(is_greedy | is_hopeless, greedy.token_ids, token_id)
+    total = jnp.maximum(weights.sum(), jnp.finfo(jnp.float32).tiny)
+    logprobs = scores.reshape(-1)[: logits.size] - jnp.log(total)
+    top_logprobs, top_ids = lax.top_k(logprobs, greedy.top_ids.size)
+    is_processed = sampling.processed_logprobs
+    return Drawn(
+        token_ids=token_id,
+        logprobs=logprobs[token_id],
+        top_ids=jnp.where(is_processed, top_ids, greedy.top_ids),
+        top_logprobs=jnp.where(is_processed, top_logprobs, greedy.top_logprobs),
+    )
