@@ -1,25 +1,55 @@
-"""The door to text: a tokenizer out of the files of a model, whatever their kind."""
+"""The door to text: a tokenizer out of the files of a model, whatever their kind, and back."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from jaxpage.errors import CheckpointError
+from jaxpage.errors import CheckpointError, ConfigError
 from jaxpage.tokenizers.base import TextStream, Tokenizer, TokenizerInfo
+from jaxpage.tokenizers.fast import FastTokenizer
 from jaxpage.tokenizers.gguf import tokenizer_from_gguf
-from jaxpage.tokenizers.gguf_metadata import GGUF_MAGIC, read_gguf_metadata
+from jaxpage.tokenizers.gguf_metadata import read_gguf_metadata
+from jaxpage.tokenizers.hf_directory import tokenizer_from_directory
+from jaxpage.tokenizers.saving import write_tokenizer
+from jaxpage.tokenizers.sentencepiece_kind import SentencePieceTokenizer
 
-__all__ = ["TextStream", "Tokenizer", "TokenizerInfo", "load_tokenizer", "tokenizer_from_gguf"]
+__all__ = [
+    "TextStream",
+    "Tokenizer",
+    "TokenizerInfo",
+    "load_tokenizer",
+    "read_gguf_metadata",
+    "save_tokenizer",
+    "tokenizer_from_gguf",
+]
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of the model at `path`: a GGUF file.
+    """The tokenizer of the model at `path`: a GGUF file, or a directory (or a file in it) with
+    tokenizer.json or tokenizer.model, sentencepiece's or Llama 3's, told apart by content.
 
     Raises CheckpointError when there is none, or it is damaged or of an unknown kind.
     """
     path = Path(path)
-    if path.is_file():
-        with path.open("rb") as file:
-            if file.read(4) == GGUF_MAGIC:
-                return tokenizer_from_gguf(read_gguf_metadata(path))
-    raise CheckpointError(f"got {path}, wanted a GGUF file with a tokenizer in it; check the path")
+    if path.is_dir():
+        return tokenizer_from_directory(path)
+    if not path.is_file():
+        raise CheckpointError(
+            f"got {path}, wanted a directory with a tokenizer or a GGUF file; check the path"
+        )
+    if path.name in ("tokenizer.json", "tokenizer.model"):
+        return tokenizer_from_directory(path.parent)
+    return tokenizer_from_gguf(read_gguf_metadata(path))
+
+
+def save_tokenizer(tokenizer: Tokenizer, directory: str | Path) -> None:
+    """Writes `tokenizer` into `directory` in Hugging Face's form, so that it loads as it was.
+
+    Raises ConfigError for a tokenizer that `load_tokenizer` didn't make.
+    """
+    if not isinstance(tokenizer, (FastTokenizer, SentencePieceTokenizer)):
+        raise ConfigError(
+            f"got a tokenizer of type {type(tokenizer).__name__}, wanted one of load_tokenizer; "
+            "save it with the library it comes from"
+        )
+    write_tokenizer(tokenizer, Path(directory))

@@ -5,8 +5,8 @@ Knows nothing of files, models or requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 
@@ -80,20 +80,48 @@ class TokenizerInfo:
 
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    """Text of the tokens by their part: bos_token, eos_token, unk_token, pad_token."""
     adds_bos: bool = False
     chat_template: str | None = None
-    pad_token_id: int | None = None
-    unk_token_id: int | None = None
 
 
-def decode_all(stream: TextStream, token_ids: Sequence[int]) -> str:
-    """The whole text of `token_ids` through a fresh stream."""
-    return "".join([stream.push(token_id) for token_id in token_ids]) + stream.pending
+class DescribedTokenizer:
+    """The part of a tokenizer that follows from its info and its stream."""
 
+    def __init__(self, info: TokenizerInfo) -> None:
+        self.info = info
 
-def with_one_bos(token_ids: list[int], bos_token_id: int | None) -> list[int]:
-    """`token_ids` without the surplus when they begin with BOS more than once."""
-    first = 0
-    while bos_token_id is not None and token_ids[first : first + 2] == [bos_token_id] * 2:
-        first += 1
-    return token_ids[first:]
+    @property
+    def bos_token_id(self) -> int | None:
+        return self.info.bos_token_id
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.info.eos_token_ids
+
+    @property
+    def bos_token(self) -> str:
+        return self.info.special_tokens.get("bos_token", "")
+
+    @property
+    def eos_token(self) -> str:
+        return self.info.special_tokens.get("eos_token", "")
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.info.chat_template
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        stream = self.stream(skip_special_tokens=skip_special_tokens)
+        return "".join([stream.push(token_id) for token_id in token_ids]) + stream.pending
+
+    def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
+        raise NotImplementedError
+
+    def _with_one_bos(self, token_ids: list[int]) -> list[int]:
+        """`token_ids` without the surplus when they begin with BOS more than once."""
+        first = 0
+        while token_ids[first : first + 2] == [self.info.bos_token_id] * 2:
+            first += 1
+        return token_ids[first:]

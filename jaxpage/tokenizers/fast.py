@@ -8,26 +8,27 @@ text.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import tokenizers
+from tokenizers import processors
 
 from jaxpage.errors import CheckpointError
 from jaxpage.tokenizers import byte_level
-from jaxpage.tokenizers.base import TextStream, TokenizerInfo, decode_all, with_one_bos
+from jaxpage.tokenizers.base import DescribedTokenizer, TextStream, TokenizerInfo
 from jaxpage.tokenizers.streams import ByteStream, Piece, WholeRunStream
 
 StreamMaker = Callable[[Callable[[int], str | None]], TextStream]
 
 
-class FastTokenizer:
+class FastTokenizer(DescribedTokenizer):
     """See `jaxpage.tokenizer.Tokenizer`. `backend` is not changed after it was handed in."""
 
     def __init__(self, backend: tokenizers.Tokenizer, info: TokenizerInfo) -> None:
+        super().__init__(info)
         self.backend = backend
-        self.info = info
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         model_size = backend.get_vocab_size(with_added_tokens=False)
@@ -38,34 +39,9 @@ class FastTokenizer:
         self._make_stream = _stream_maker(backend)
         self._text_of = cache(backend.id_to_token)
 
-    @property
-    def bos_token_id(self) -> int | None:
-        return self.info.bos_token_id
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]:
-        return self.info.eos_token_ids
-
-    @property
-    def bos_token(self) -> str:
-        return self._name(self.info.bos_token_id)
-
-    @property
-    def eos_token(self) -> str:
-        return self._name(next(iter(self.info.eos_token_ids), None))
-
-    @property
-    def chat_template(self) -> str | None:
-        return self.info.chat_template
-
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        if add_special_tokens and self._adds_bos:
-            return with_one_bos(ids, self.info.bos_token_id)
-        return ids
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return decode_all(self.stream(skip_special_tokens=skip_special_tokens), token_ids)
+        return self._with_one_bos(ids) if add_special_tokens and self._adds_bos else ids
 
     def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
         hidden = self.special_ids if skip_special_tokens else frozenset()
@@ -75,8 +51,36 @@ class FastTokenizer:
 
         return self._make_stream(token_of)
 
-    def _name(self, token_id: int | None) -> str:
-        return "" if token_id is None else self._text_of(token_id) or ""
+
+class LibraryErrors:
+    """Turns what the tokenizers library raises for bad data into a CheckpointError.
+
+    The library raises `Exception` itself; its subclasses are other faults and pass.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        if kind is Exception:
+            raise CheckpointError(
+                f"got {self._source}, wanted a tokenizer that the tokenizers library reads "
+                f"({error}); download or convert it again"
+            ) from error
+
+
+def put_bos_first(backend: tokenizers.Tokenizer, bos_token: str) -> None:
+    """Makes `backend` put BOS before a text."""
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{bos_token}:0 $A:0",
+        pair=f"{bos_token}:0 $A:0 {bos_token}:1 $B:1",
+        special_tokens=[(bos_token, backend.token_to_id(bos_token))],
+    )
 
 
 def _stream_maker(backend: tokenizers.Tokenizer) -> StreamMaker:

@@ -8,19 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
+from jaxpage.chat_template import default_template
 from jaxpage.errors import CheckpointError
 from jaxpage.tokenizers.base import TokenizerInfo
-from jaxpage.tokenizers.fast import FastTokenizer
+from jaxpage.tokenizers.fast import FastTokenizer, LibraryErrors, put_bos_first
 from jaxpage.tokenizers.pretokenizers import pre_tokenizer
+from jaxpage.tokenizers.sentencepiece_kind import SentencePieceTokenizer
+from jaxpage.tokenizers.sentencepiece_proto import model_proto
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 _PREFIX = "tokenizer.ggml."
 T = TypeVar("T")
 
 
-def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> FastTokenizer:
+def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> FastTokenizer | SentencePieceTokenizer:
     """The tokenizer that `metadata` (the key-values of a GGUF file) describes.
 
     Raises CheckpointError when keys are missing, disagree, or name a kind that is not known.
@@ -28,6 +31,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> FastTokenizer:
     kind = _get(metadata, "model", str)
     if kind == "gpt2":
         return _byte_level(metadata)
+    if kind == "llama":
+        return _sentencepiece(metadata)
     raise CheckpointError(
         f"got tokenizer.ggml.model={kind!r}, wanted 'gpt2' (byte-level BPE) or 'llama' "
         "(sentencepiece); use a model of the LLaMA family"
@@ -36,22 +41,21 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> FastTokenizer:
 
 def _byte_level(metadata: Mapping[str, Any]) -> FastTokenizer:
     tokens = _get(metadata, "tokens", list)
-    types = _get(metadata, "token_type", list, [NORMAL] * len(tokens))
-    if len(types) != len(tokens):
-        raise _disagree("token_type", len(types), len(tokens))
+    types = _per_token(metadata, "token_type", [NORMAL] * len(tokens))
     rule = pre_tokenizer(_get(metadata, "pre", str, "default"))
-    adds_bos = _get(metadata, "add_bos_token", bool, rule.adds_bos)
-    info = _info(metadata, len(tokens), adds_bos=adds_bos)
+    info = _info(metadata, tokens, adds_bos=rule.adds_bos)
     merges = [tuple(merge.split(" ", 1)) for merge in _get(metadata, "merges", list)]
-    model = models.BPE(
-        vocab={token: index for index, token in enumerate(tokens)},
-        merges=merges,
-        ignore_merges=rule.takes_whole_words,
-    )
+    vocab = {token: index for index, token in enumerate(tokens)}
+    if any(len(pair) != 2 for pair in merges) or len(vocab) < len(tokens):
+        raise CheckpointError(
+            f"got tokens of which {len(tokens) - len(vocab)} are repeated, and merges, wanted "
+            "each token once and two a merge; convert the GGUF file again"
+        )
+    with LibraryErrors("a GGUF file's tokens and merges"):
+        model = models.BPE(vocab=vocab, merges=merges, ignore_merges=rule.takes_whole_words)
     backend = Tokenizer(model)
     backend.pre_tokenizer = rule.build()
     backend.decoder = decoders.ByteLevel()
-    add_bos(backend, info)
     backend.add_tokens(
         [
             AddedToken(token, normalized=False, special=kind != USER_DEFINED)
@@ -59,41 +63,74 @@ def _byte_level(metadata: Mapping[str, Any]) -> FastTokenizer:
             if kind in (UNKNOWN, CONTROL, USER_DEFINED)
         ]
     )
+    if info.adds_bos:
+        put_bos_first(backend, info.special_tokens["bos_token"])
     return FastTokenizer(backend, info)
 
 
-def add_bos(backend: Tokenizer, info: TokenizerInfo) -> None:
-    """Makes `backend` put BOS before a text, when `info` says so."""
-    if not info.adds_bos or info.bos_token_id is None:
-        return
-    token = backend.id_to_token(info.bos_token_id)
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{token}:0 $A:0",
-        pair=f"{token}:0 $A:0 {token}:1 $B:1",
-        special_tokens=[(token, info.bos_token_id)],
+def _sentencepiece(metadata: Mapping[str, Any]) -> SentencePieceTokenizer:
+    tokens = _get(metadata, "tokens", list)
+    scores = _per_token(metadata, "scores", [0.0] * len(tokens))
+    types = _per_token(metadata, "token_type", [NORMAL] * len(tokens))
+    info = _info(metadata, tokens, adds_bos=True)
+    special = {
+        name: tokens.index(text) if (text := info.special_tokens.get(f"{name}_token")) else None
+        for name in ("unk", "bos", "eos", "pad")
+    }
+    if special["unk"] is not None:  # some writers call it a normal token
+        types[special["unk"]] = UNKNOWN
+    model = model_proto(
+        zip(tokens, scores, types, strict=True),
+        special_ids=special,
+        has_bytes=BYTE in types,
+        adds_space_prefix=_get(metadata, "add_space_prefix", bool, True),
     )
+    return SentencePieceTokenizer(model, info)
 
 
-def _info(metadata: Mapping[str, Any], num_tokens: int, *, adds_bos: bool) -> TokenizerInfo:
-    ids: dict[str, int | None] = {}
-    for name in ("bos", "eos", "eot", "padding", "unknown"):
-        value = _get(metadata, f"{name}_token_id", int, None)
-        if value is not None and not 0 <= value < num_tokens:
-            raise CheckpointError(
-                f"got {_PREFIX}{name}_token_id={value}, wanted an id below {num_tokens}, the "
-                "number of tokens; convert the file again"
-            )
-        ids[name] = value
-    ends = dict.fromkeys(index for name in ("eos", "eot") if (index := ids[name]) is not None)
+def _info(metadata: Mapping[str, Any], tokens: list[str], *, adds_bos: bool) -> TokenizerInfo:
+    ids = {
+        name: index
+        for name in ("bos", "eos", "eot", "padding", "unknown")
+        if (index := _token_id(metadata, f"{name}_token_id", len(tokens))) is not None
+    }
+    parts = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    special = {f"{part}_token": tokens[ids[key]] for part, key in parts.items() if key in ids}
     template = metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str):
+        template = default_template(
+            [str(metadata.get(f"general.{key}", "")) for key in ("name", "basename", "finetune")],
+            bos_token=special.get("bos_token", ""),
+            eos_token=special.get("eos_token", ""),
+        )
     return TokenizerInfo(
-        bos_token_id=ids["bos"],
-        eos_token_ids=tuple(ends),
-        adds_bos=adds_bos and ids["bos"] is not None,
-        chat_template=template if isinstance(template, str) else None,
-        pad_token_id=ids["padding"],
-        unk_token_id=ids["unknown"],
+        bos_token_id=ids.get("bos"),
+        eos_token_ids=tuple(dict.fromkeys(ids[key] for key in ("eos", "eot") if key in ids)),
+        special_tokens=special,
+        adds_bos="bos" in ids and _get(metadata, "add_bos_token", bool, adds_bos),
+        chat_template=template,
     )
+
+
+def _token_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | None:
+    value = _get(metadata, name, int, None)
+    if value is not None and not 0 <= value < num_tokens:
+        raise CheckpointError(
+            f"got {_PREFIX}{name}={value}, wanted an id below {num_tokens}, the number of tokens; "
+            "convert the file again"
+        )
+    return value
+
+
+def _per_token(metadata: Mapping[str, Any], name: str, default: list[T]) -> list[T]:
+    """A list with an entry a token."""
+    values = list(_get(metadata, name, list, default))
+    if len(values) != len(default):
+        raise CheckpointError(
+            f"got {len(values)} entries in {_PREFIX}{name}, wanted {len(default)}, one a token; "
+            "convert the file again"
+        )
+    return values
 
 
 def _get(metadata: Mapping[str, Any], name: str, kind: type[T], *default: T | None) -> Any:
@@ -107,10 +144,3 @@ def _get(metadata: Mapping[str, Any], name: str, kind: type[T], *default: T | No
             "the GGUF file has no whole tokenizer: convert it again"
         )
     return value
-
-
-def _disagree(name: str, got: int, wanted: int) -> CheckpointError:
-    return CheckpointError(
-        f"got {got} entries in {_PREFIX}{name}, wanted {wanted}, one a token; "
-        "convert the file again"
-    )

@@ -93,13 +93,21 @@ class SentencePieceStream:
 
     Of a run that is not UTF-8 only the bytes that belong to no character become U+FFFD, one each,
     so a character is shown as soon as it is whole. With `drop_first_space` the first piece loses
-    the space that encoding put before the text.
+    the space that encoding put before the text, with `drop_all_spaces` every piece until there is
+    text does.
     Source: `SentencePieceProcessor::Decode` of sentencepiece.
     """
 
-    def __init__(self, piece_of: Callable[[int], Piece], *, drop_first_space: bool) -> None:
+    def __init__(
+        self,
+        piece_of: Callable[[int], Piece],
+        *,
+        drop_first_space: bool,
+        drop_all_spaces: bool = False,
+    ) -> None:
         self._piece_of = piece_of
-        self._is_at_start = drop_first_space
+        self._is_at_start = drop_first_space or drop_all_spaces
+        self._drop_all_spaces = drop_all_spaces
         self._held = b""
 
     def push(self, token_id: int) -> str:
@@ -113,7 +121,7 @@ class SentencePieceStream:
             self._held = b""
             self._is_at_start = self._is_at_start and not text
             if self._is_at_start and piece.startswith(" "):
-                self._is_at_start, piece = False, piece[1:]
+                self._is_at_start, piece = self._drop_all_spaces, piece[1:]
             text += piece
         self._is_at_start = self._is_at_start and not text
         return text
