@@ -30,7 +30,7 @@ _ROOMS = {
     "jaxpage.checkpoint": ("load",),
     "jaxpage.models.registry": ("build_model", "init_params"),
     "jaxpage.device.kv_cache": ("init_cache",),
-    "jaxpage.device.types": ("prefill_input", "decode_input"),
+    "jaxpage.device.inputs": ("prefill_input", "decode_input"),
     "jaxpage.device.step": ("forward", "prefill", "decode"),
     "jaxpage.device.sampling": ("sample",),
 }
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from jaxpage.config import EngineConfig as EngineConfig
     from jaxpage.config import ModelConfig as ModelConfig
     from jaxpage.config import RopeScaling as RopeScaling
+    from jaxpage.device.inputs import decode_input as decode_input
+    from jaxpage.device.inputs import prefill_input as prefill_input
     from jaxpage.device.kv_cache import init_cache as init_cache
     from jaxpage.device.sampling import sample as sample
     from jaxpage.device.step import decode as decode
     from jaxpage.device.step import forward as forward
     from jaxpage.device.step import prefill as prefill
-    from jaxpage.device.types import decode_input as decode_input
-    from jaxpage.device.types import prefill_input as prefill_input
     from jaxpage.engine.engine import LLMEngine as LLMEngine
     from jaxpage.engine.llm import LLM as LLM
     from jaxpage.errors import CapacityError as CapacityError
