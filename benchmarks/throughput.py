@@ -132,8 +132,9 @@ def measure(
 
 def print_table(record: dict[str, Any]) -> None:
     """A Markdown table: tokens per second, and the ratio of the same rounds."""
-    print(f"\n{record['requests']} requests, {record['prompt_tokens']} prompt tokens, "
-          f"{record['output_tokens']} output tokens, float32; tokens/s: median (least to most)\n")  # fmt: skip
+    counts = f"{record['requests']} requests, {record['prompt_tokens']} prompt tokens"
+    print(f"\n{counts}, {record['output_tokens']} output tokens, float32")
+    print("\ntokens/s: median (least to most)\n")
     print("| job | jaxpage | transformers | ratio |\n|---|---|---|---|")
     for job, figures in record["tokens_per_second"].items():
         ours = Spread(tuple(figures["jaxpage"]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from jaxpage.errors import CapacityError, ConfigError, RequestError
@@ -61,7 +63,7 @@ def test_snapshots_only_grow_and_end_once() -> None:
     engine.add("a", "abc")
     snapshots = run(engine)["a"]
     texts = [snapshot.outputs[0].text for snapshot in snapshots]
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
     assert [snapshot.finished for snapshot in snapshots] == [False] * 11 + [True]
     assert [s.outputs[0].finish_reason for s in snapshots] == [None] * 11 + ["length"]
 
@@ -185,7 +187,7 @@ def test_a_wrong_request_is_refused_and_hurts_nobody(
 ) -> None:
     engine = StubEngine()
     engine.add("a", "abc")
-    with pytest.raises(error, match="got .*(wanted|comes with a later)"):
+    with pytest.raises(error, match=r"got .*(wanted|comes with a later)"):
         engine.add("wrong", prompt, **params)
     assert run(engine)["a"][-1].outputs[0].text == said("abc", 12)
 
