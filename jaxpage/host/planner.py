@@ -1,12 +1,20 @@
 """Which sequences the next step runs, and with how many tokens; who gives way for them.
 
-Owns the queues and the blocks. Knows neither requests' ends nor results, only that a step was
+Owns the queues and the blocks. Knows no result and no reason for an end, only that a step was
 read. A step either prefills or decodes, and prefill goes first.
+
+    running, oldest first     A     B     C     D         9 blocks, none free, all read
+    tables                    3     3     2     1         A's, B's and C's blocks are full
+    A needs a block           D gives way, A takes its block
+    B needs a block           C gives way, B takes one of its two
+    C, D                      wait in this order, with the tokens they have; one block is free
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from jaxpage.config import CacheConfig, EngineConfig
@@ -103,47 +111,35 @@ class Planner:
         assert all(sequence.num_computed == 0 for sequence in self.waiting)
 
     def _prefill_parts(self) -> list[Part]:
-        """Prompts under way, then as many of the waiting as rows, tokens and blocks allow."""
-        config = self._config
-        budget = config.max_num_batched_tokens
-        if self._ladder is not None:
-            budget = min(budget, self._ladder.sizes[-1])
+        """Prompts under way, then of the waiting what rows, tokens and blocks allow, in order."""
+        budget, ladder = self._config.max_num_batched_tokens, self._ladder
+        if ladder is not None:
+            budget = min(budget, ladder.sizes[-1])
+        under_way = (sequence for sequence in self.running if sequence.is_prefilling)
         parts: list[Part] = []
-        for sequence in self.running:
-            if sequence.is_prefilling and budget and len(parts) < config.max_prefill_rows:
-                parts.append(Part(sequence, min(_num_left(sequence), budget)))
-                budget -= parts[-1].num_tokens
-        num_free, num_running = self.blocks.num_free, len(self.running)
-        for sequence in self.waiting:
-            if not budget or len(parts) == config.max_prefill_rows:
+        for sequence in chain(under_way, self._admissible()):
+            if not budget or len(parts) == self._config.max_prefill_rows:
                 break
-            if num_running == config.max_num_seqs or self.is_in_flight(sequence):
-                break
-            need = self._cache.blocks_for(sequence.num_to_prefill)
-            if need + policy.reserved_blocks(num_running) > num_free:
-                break
-            parts.append(Part(sequence, min(sequence.num_to_prefill, budget)))
+            parts.append(Part(sequence, min(_num_left(sequence), budget)))
             budget -= parts[-1].num_tokens
-            num_free -= need
-            num_running += 1
-        parts = self._trim(parts)
+        if ladder is not None and parts:
+            _trim(parts, ladder)
         for sequence, _ in parts:
             if sequence.status is Status.WAITING:
                 self._admit(sequence)
         return parts
 
-    def _trim(self, parts: list[Part]) -> list[Part]:
-        """Leaves to the next step, from the end, what would mostly be padding in this one."""
-        num_tokens = sum(part.num_tokens for part in parts)
-        if self._ladder is None or not parts:
-            return parts
-        surplus = num_tokens - cut_to_rung(num_tokens, self._ladder)
-        while surplus:
-            sequence, num_tokens = parts.pop()
-            if num_tokens > surplus:
-                parts.append(Part(sequence, num_tokens - surplus))
-            surplus -= min(surplus, num_tokens)
-        return parts
+    def _admissible(self) -> Iterator[Sequence]:
+        """The waiting who could all be admitted together; nobody overtakes one who does not fit."""
+        num_free, num_running = self.blocks.num_free, len(self.running)
+        for sequence in self.waiting:
+            if num_running == self._config.max_num_seqs or self.is_in_flight(sequence):
+                return
+            num_free -= self._cache.blocks_for(sequence.num_to_prefill)
+            if num_free < policy.reserved_blocks(num_running):
+                return
+            num_running += 1
+            yield sequence
 
     def _admit(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence)
@@ -181,13 +177,13 @@ class Planner:
             if self.blocks.num_held > num_claimed:
                 return False
             victim = policy.choose_victim(self.running)
-            if victim is not sequence or len(self.running) > 1:
+            if len(self.running) > 1:
                 self._preempt(victim)
-            elif not self.is_in_flight(sequence):  # its result might have been the end
+            elif not self.is_in_flight(sequence):  # a result unread might be the end
                 self._stop_running(sequence)
                 sequence.status = Status.ENDED
                 self._outgrown.append(sequence)
-            if sequence.status is not Status.RUNNING or victim is sequence:
+            if victim is sequence:
                 return False
         return True
 
@@ -211,6 +207,7 @@ class Planner:
         rows: list[PlannedRow] = []
         num_draws = 0
         for sequence, num_tokens in parts:
+            assert sequence.status is Status.RUNNING, f"planned, then taken back: {sequence}"
             assert not sequence.num_in_flight or sequence.last_step == step_id - 1, sequence
             row = build_row(sequence, num_tokens, self.blocks.table(sequence.seq_id))
             rows.append(row)
@@ -239,4 +236,19 @@ class Planner:
 
 
 def _num_left(sequence: Sequence) -> int:
+    """Tokens to prefill, of one that runs or would be admitted now."""
+    if sequence.status is Status.WAITING:
+        return sequence.num_to_prefill
     return sequence.prefill_len - sequence.num_computed
+
+
+def _trim(parts: list[Part], ladder: Ladder) -> None:
+    """Leaves to the next step, from the end, what would mostly be padding in this one."""
+    total = sum(part.num_tokens for part in parts)
+    surplus = total - cut_to_rung(total, ladder)
+    while surplus:
+        sequence, num_tokens = parts.pop()
+        kept = max(num_tokens - surplus, 0)
+        if kept:
+            parts.append(Part(sequence, kept))
+        surplus -= num_tokens - kept

@@ -25,9 +25,9 @@ def choose_victim(running: Seq[Sequence]) -> Sequence:
 
 
 def reserved_blocks(num_running: int) -> int:
-    """Blocks that admission leaves free: one for each running sequence to grow into.
+    """Blocks that admission leaves free: one to grow into for each that runs and the newcomer.
 
-    Fewer, and the newcomer itself would soon be preempted, its prefill lost. vLLM keeps a fixed
-    share of the pool (1%); a share knows nothing of how many sequences grow.
+    With fewer the newcomer itself would soon give way, its prefill lost. Alone it needs none.
+    vLLM keeps a fixed share of the pool; a share does not know how many sequences grow.
     """
-    return num_running
+    return num_running + 1 if num_running else 0

@@ -61,4 +61,5 @@ def _draw(sequence: Sequence, last: int) -> Draw:
     """The sequence's draw, with the tokens before position `last` where the sampler needs them."""
     if not sequence.draw.params.needs_history:
         return sequence.draw
-    return replace(sequence.draw, history=tuple(sequence.token_ids[:last]))
+    known = sequence.token_ids
+    return replace(sequence.draw, history=tuple(known if last == len(known) else known[:last]))

@@ -1,63 +1,395 @@
+"""What the scheduler promises, one scenario each; random operations are in test_random.py."""
+
 from __future__ import annotations
 
-import hypothesis.strategies as st
-from hypothesis import given
+from itertools import pairwise
+
+import pytest
 
 from jaxpage.config import CacheConfig, EngineConfig
-from jaxpage.host import Ladder, Request
-from tests.host.fake import VOCAB, Driver, request
+from jaxpage.errors import RequestError
+from jaxpage.host import Ladder, StepPlan
+from tests.host.fake import VOCAB, Driver, expected, request
 
-EOS = (0, 1)
-tokens = st.integers(0, VOCAB - 1)
+BOTH_DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
 
-@st.composite
-def requests(draw: st.DrawFn, name: str, max_prompt: int = 20) -> Request:
-    max_tokens = draw(st.none() | st.integers(0, 12))
-    return request(
-        name,
-        draw(st.lists(tokens, min_size=1, max_size=max_prompt)),
-        seed=draw(st.integers(0, 3)),
-        eos=EOS,
-        max_tokens=max_tokens,
-        min_tokens=draw(st.integers(0, min(3, 12 if max_tokens is None else max_tokens))),
-        ignore_eos=draw(st.booleans()),
-        stop_token_ids=draw(st.just(()) | st.just((2, 3))),
-        logprobs=draw(st.none() | st.just(1)),
-        prompt_logprobs=draw(st.none() | st.just(0)),
-        presence_penalty=draw(st.sampled_from([0.0, 0.5])),
+def engine(
+    num_blocks: int = 64,
+    *,
+    block_size: int = 4,
+    depth: int = 1,
+    prefill_ladder: Ladder | None = None,
+    max_model_len: int = 256,
+    max_num_seqs: int = 64,
+    max_num_batched_tokens: int = 2048,
+    max_prefill_rows: int = 8,
+) -> Driver:
+    config = EngineConfig(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_prefill_rows=max_prefill_rows,
     )
-
-
-@st.composite
-def engine_configs(draw: st.DrawFn) -> EngineConfig:
-    return EngineConfig(
-        max_model_len=draw(st.sampled_from([24, 40])),
-        max_num_seqs=draw(st.integers(1, 6)),
-        max_num_batched_tokens=draw(st.sampled_from([1, 5, 8, 64])),
-        max_prefill_rows=draw(st.integers(1, 4)),
-    )
-
-
-ladders = st.none() | st.just(Ladder.doubling(4, 64))
-
-
-@given(st.data())
-def test_requests_say_the_same_whatever_runs_beside_them(data: st.DataObject) -> None:
-    config = data.draw(engine_configs())
-    block_size = data.draw(st.sampled_from([1, 4, 7]))
-    num_blocks = data.draw(st.integers(-(-24 // block_size), -(-60 // block_size)))
     cache = CacheConfig(num_blocks=num_blocks, block_size=block_size)
-    driver = Driver(
-        config, cache, depth=data.draw(st.integers(0, 1)), prefill_ladder=data.draw(ladders)
-    )
-    batch = [data.draw(requests(str(i))) for i in range(data.draw(st.integers(1, 8)))]
+    return Driver(config, cache, depth=depth, prefill_ladder=prefill_ladder)
+
+
+def prompt(num_tokens: int, first: int = 0) -> list[int]:
+    return [(first + i) % VOCAB for i in range(num_tokens)]
+
+
+def shape(plan: StepPlan) -> list[tuple[int, int, int]]:
+    return [(row.seq_id, row.start, row.num_tokens) for row in plan.rows]
+
+
+def test_a_new_request_joins_at_the_next_step_and_a_finished_one_leaves_at_once() -> None:
+    driver = engine(depth=0)
+    driver.add(request("a", prompt(3), max_tokens=4))
+    driver.step()
+    driver.step()
+    driver.add(request("b", prompt(5), max_tokens=2))
+    driver.run()
+    assert [shape(plan) for plan in driver.plans] == [
+        [(1, 0, 3)],
+        [(1, 3, 1)],
+        [(2, 0, 5)],
+        [(1, 4, 1), (2, 5, 1)],
+        [(1, 5, 1)],
+    ]
+
+
+def test_the_token_in_flight_feeds_the_next_step() -> None:
+    driver = engine(depth=1)
+    driver.add(request("a", prompt(3), max_tokens=3))
+    driver.add(request("b", prompt(2), max_tokens=3))
+    driver.step()
+    driver.step()
+    assert [(row.token_ids, row.source) for row in driver.plans[1].rows] == [((), 0), ((), 1)]
+    driver.add(request("c", prompt(2), max_tokens=3))
+    driver.step()  # c's prefill; what a and b drew before it is read meanwhile
+    driver.step()
+    a, b, c = driver.plans[3].rows
+    assert (a.source, b.source, c.source) == (None, None, 0)
+    assert (len(a.token_ids), len(b.token_ids), len(c.token_ids)) == (1, 1, 0)
+
+
+@BOTH_DEPTHS
+def test_no_surplus_step_where_the_end_is_certain(depth: int) -> None:
+    for max_model_len, max_tokens in ((256, 5), (8, None)):
+        driver = engine(depth=depth, max_model_len=max_model_len)
+        driver.add(request("a", prompt(3), max_tokens=max_tokens))
+        driver.run()
+        assert len(driver.news["a"].token_ids) == 5
+        assert len(driver.plans) == 5
+
+
+@BOTH_DEPTHS
+def test_a_stop_costs_one_surplus_step_at_depth_one(depth: int) -> None:
+    driver = engine(depth=depth)
+    plain = request("a", prompt(3), max_tokens=20)
+    tokens = expected(plain, driver.config, driver.cache).token_ids
+    end = next(i for i in range(3, 20) if tokens[i] not in tokens[:i])
+    stopped = request("a", prompt(3), max_tokens=20, stop_token_ids=(tokens[end],))
+    driver.add(stopped)
+    driver.run()
+    driver.check_done(stopped)
+    assert driver.news["a"].ends[0].stop_reason == tokens[end]
+    assert len(driver.plans) == end + 1 + depth
+    assert driver.scheduler.counters.generated_tokens == end + 1
+
+
+@BOTH_DEPTHS
+def test_blocks_are_taken_one_at_a_time(depth: int) -> None:
+    """Held according to use, not to what is allowed."""
+    for num_prompt, num_output in ((1, 1), (4, 1), (4, 2), (7, 10), (16, 33)):
+        driver = engine(depth=depth)
+        driver.add(request("a", prompt(num_prompt), max_tokens=num_output))
+        driver.run()
+        want = driver.cache.blocks_for(num_prompt + num_output - 1)  # the last is never stored
+        assert driver.scheduler.peak_blocks_used == want
+        lengths = [len(plan.rows[0].block_ids) for plan in driver.plans]
+        assert all(b - a in (0, 1) for a, b in pairwise(lengths))
+
+
+def test_a_stop_long_before_max_tokens_holds_few_blocks() -> None:
+    driver = engine(num_blocks=64, block_size=1, depth=1)
+    plain = request("a", prompt(3), max_tokens=200)
+    tokens = expected(plain, driver.config, driver.cache).token_ids
+    end = next(i for i in range(3, 20) if tokens[i] not in tokens[:i])
+    driver.add(request("a", prompt(3), max_tokens=200, stop_token_ids=(tokens[end],)))
+    driver.run()
+    assert driver.scheduler.peak_blocks_used == 3 + end + 1
+
+
+def test_a_table_is_the_same_object_until_it_grows() -> None:
+    driver = engine(block_size=4, depth=1)
+    driver.add(request("a", prompt(4), max_tokens=9))
+    driver.run()
+    tables = [plan.rows[0].block_ids for plan in driver.plans]
+    assert len({id(table) for table in tables}) == 3
+    assert [len(table) for table in tables] == [1, 2, 2, 2, 2, 3, 3, 3, 3]
+
+
+def test_several_prompts_share_a_step_up_to_its_limits() -> None:
+    driver = engine(max_num_batched_tokens=10, max_prefill_rows=3, max_num_seqs=4)
+    for i, num_tokens in enumerate((2, 2, 2, 7, 3)):
+        driver.add(request(str(i), prompt(num_tokens), max_tokens=2))
+    driver.run()
+    assert [shape(plan) for plan in driver.plans] == [
+        [(1, 0, 2), (2, 0, 2), (3, 0, 2)],  # three rows
+        [(4, 0, 7)],  # four sequences
+        [(1, 2, 1), (2, 2, 1), (3, 2, 1), (4, 7, 1)],
+        [(5, 0, 3)],
+        [(5, 3, 1)],
+    ]
+
+
+def test_a_long_prompt_takes_several_steps() -> None:
+    driver = engine(max_num_batched_tokens=8)
+    driver.add(request("a", prompt(20), max_tokens=2))
+    driver.add(request("b", prompt(5), max_tokens=2))
+    driver.run()
+    assert [shape(plan) for plan in driver.plans] == [
+        [(1, 0, 8)],
+        [(1, 8, 8)],
+        [(1, 16, 4), (2, 0, 4)],
+        [(2, 4, 1)],
+        [(1, 20, 1), (2, 5, 1)],
+    ]
+    assert [len(plan.draws) for plan in driver.plans] == [0, 0, 1, 1, 2]
+
+
+def test_a_prefill_step_is_cut_where_it_would_be_padding() -> None:
+    driver = engine(prefill_ladder=Ladder((4, 8, 16, 32)), max_num_batched_tokens=32)
+    driver.add(request("a", prompt(17), max_tokens=1))
+    driver.run()
+    assert [shape(plan) for plan in driver.plans] == [[(1, 0, 13)], [(1, 13, 4)]]
+    driver = engine(prefill_ladder=Ladder((4, 8, 16, 32)), max_num_batched_tokens=32)
+    for i, num_tokens in enumerate((14, 2, 3)):
+        driver.add(request(str(i), prompt(num_tokens), max_tokens=1))
+    driver.run()
+    assert [shape(plan) for plan in driver.plans] == [
+        [(1, 0, 14), (2, 0, 1)],
+        [(2, 1, 1), (3, 0, 3)],
+    ]
+
+
+@BOTH_DEPTHS
+def test_the_newest_gives_way_and_nothing_said_changes(depth: int) -> None:
+    driver = engine(num_blocks=8, depth=depth)
+    batch = [request(str(i), prompt(8, i), max_tokens=16) for i in range(3)]
     for entry in batch:
         driver.add(entry)
-        for _ in range(data.draw(st.integers(0, 2))):
-            driver.step()
-            driver.scheduler.check_integrity()
     driver.run()
     for entry in batch:
         driver.check_done(entry)
     driver.check_idle()
+    counts = [driver.news[str(i)].num_preemptions for i in range(3)]
+    assert counts[0] == 0 and sum(counts) == driver.scheduler.counters.preemptions_recompute > 0
+    reported = [seq_id for plan in driver.plans for seq_id in plan.preempted]
+    assert sorted(reported) == [2] * counts[1] + [3] * counts[2]
+    ends = [name for name in ("0", "1", "2") if driver.news[name].ends]
+    assert ends == ["0", "1", "2"]
+
+
+@BOTH_DEPTHS
+def test_a_preempted_prompt_above_the_chunk_budget_is_not_preempted_over_and_over(
+    depth: int,
+) -> None:
+    driver = engine(num_blocks=30, depth=depth, max_num_batched_tokens=8)
+    batch = [request(str(i), prompt(40, i), max_tokens=40) for i in range(4)]
+    for entry in batch:
+        driver.add(entry)
+    driver.run()
+    counts = [driver.news[entry.request_id].num_preemptions for entry in batch]
+    assert max(counts) in (1, 2, 3), counts
+    for entry in batch:
+        driver.check_done(entry)  # no token twice after it resumed
+
+
+@BOTH_DEPTHS
+@pytest.mark.parametrize("num_steps", range(2, 9))
+def test_prompt_logprobs_survive_chunks_and_preemption(depth: int, num_steps: int) -> None:
+    """Wherever the prompt gives way: between chunks, with the first token in flight, after it."""
+    driver = engine(num_blocks=20, depth=depth, max_num_batched_tokens=4)
+    new = request("new", prompt(20, 3), max_tokens=8, prompt_logprobs=1)
+    driver.add(new)
+    for _ in range(num_steps):
+        driver.step()
+    planner = driver.scheduler._planner
+    planner._preempt(planner.running[0])
+    driver.scheduler.check_integrity()
+    driver.run()
+    assert driver.news["new"].num_preemptions == 1
+    driver.check_done(new)
+
+
+@BOTH_DEPTHS
+def test_a_token_in_flight_is_kept_when_its_sequence_gives_way(depth: int) -> None:
+    driver = engine(num_blocks=5, depth=depth, max_num_seqs=2)
+    old, new = request("old", prompt(8), max_tokens=12), request("new", prompt(3), max_tokens=8)
+    driver.add(old)
+    driver.step()
+    driver.add(new)
+    num_read = 0
+    while not driver.scheduler.counters.preemptions_recompute:
+        num_read = len(driver.news["new"].token_ids)
+        driver.step()
+    assert driver.scheduler.num_waiting == 1
+    assert len(driver.news["new"].token_ids) == num_read + depth
+    driver.run()
+    driver.check_done(old)
+    driver.check_done(new)
+
+
+@BOTH_DEPTHS
+def test_a_sequence_that_outgrows_the_pool_ends_alone(depth: int) -> None:
+    driver = engine(num_blocks=4, block_size=4, depth=depth, max_num_seqs=2)
+    batch = [
+        request("big", prompt(6), max_tokens=100),
+        request("fits", prompt(6), max_tokens=11),
+        request("next", prompt(15), max_tokens=1),
+    ]
+    for entry in batch:
+        driver.add(entry)
+    driver.run()
+    for entry in batch:
+        driver.check_done(entry)
+    error = driver.news["big"].ends[0].error
+    assert error is not None and "17 tokens" in error and "needs 5 blocks" in error
+    assert "pool's 4" in error
+    driver.check_idle()
+
+
+def test_a_stop_in_flight_saves_a_sequence_that_fills_the_pool() -> None:
+    driver = engine(num_blocks=2, block_size=4, depth=1)
+    plain = request("a", prompt(2), max_tokens=7)
+    tokens = expected(plain, driver.config, driver.cache).token_ids
+    assert tokens[6] not in tokens[:6]
+    driver.add(request("a", prompt(2), max_tokens=50, stop_token_ids=(tokens[6],)))
+    driver.run()
+    assert driver.news["a"].ends[0].finish_reason == "stop"
+    assert driver.scheduler.peak_blocks_used == 2
+
+
+def test_a_large_request_does_not_starve_small_ones() -> None:
+    driver = engine(num_blocks=20, depth=1)
+    driver.add(request("big", prompt(48), max_tokens=16))
+    driver.step()
+    small = [request(str(i), prompt(3, i), max_tokens=3) for i in range(5)]
+    for entry in small:
+        driver.add(entry)
+    for _ in range(12):
+        driver.step()
+    assert all(driver.news[entry.request_id].ends for entry in small)
+    assert not driver.news["big"].ends
+
+
+@BOTH_DEPTHS
+def test_many_requests_lose_no_block(depth: int) -> None:
+    driver = engine(num_blocks=64, depth=depth, max_num_batched_tokens=32)
+    batch = [
+        request(str(i), prompt(1 + i * 7 % 40, i), eos=(0,), max_tokens=1 + i * 5 % 23)
+        for i in range(120)
+    ]
+    for entry in batch:
+        driver.add(entry)
+    driver.run()
+    for entry in batch:
+        driver.check_done(entry)
+    driver.check_idle()
+    counters = driver.scheduler.counters
+    assert counters.generated_tokens == sum(len(n.token_ids) for n in driver.news.values())
+    assert counters.prompt_tokens == sum(len(entry.prompt_token_ids) for entry in batch)
+    assert 1 < counters.mean_running <= 64
+    assert 0.5 < counters.slot_utilisation <= 1
+
+
+@BOTH_DEPTHS
+def test_max_tokens_zero_scores_the_prompt(depth: int) -> None:
+    driver = engine(depth=depth, max_num_batched_tokens=4)
+    scored = request("scored", prompt(11), max_tokens=0, prompt_logprobs=2)
+    one = request("one", prompt(1), max_tokens=0, prompt_logprobs=0)
+    plain = request("plain", prompt(11), max_tokens=0)
+    for entry in (scored, one, plain):
+        driver.add(entry)
+    assert driver.news["plain"].ends and driver.news["one"].ends  # at once: nothing to run
+    driver.run()
+    for entry in (scored, one, plain):
+        driver.check_done(entry)
+    assert driver.news["one"].prompt_logprobs == (None,)
+    assert not any(plan.draws for plan in driver.plans)
+    assert sum(plan.num_tokens for plan in driver.plans) == 10  # the last one predicts output
+    driver.check_idle()
+
+
+@BOTH_DEPTHS
+@pytest.mark.parametrize("num_steps", range(6))
+def test_an_abort_gives_the_blocks_back_within_one_step(depth: int, num_steps: int) -> None:
+    driver = engine(num_blocks=16, depth=depth, max_num_batched_tokens=8)
+    driver.add(request("a", prompt(20), max_tokens=20, prompt_logprobs=0))
+    for _ in range(num_steps):
+        driver.step()
+    before = list(driver.news["a"].token_ids)
+    assert driver.scheduler.abort("a")
+    assert not driver.scheduler.abort("a")
+    driver.scheduler.check_integrity()
+    driver.step()
+    driver.check_idle()
+    assert driver.news["a"].token_ids == before
+    assert [end.finish_reason for end in driver.news["a"].ends] == ["abort"]
+
+
+@BOTH_DEPTHS
+def test_the_engine_ends_a_sequence_at_a_stop_string(depth: int) -> None:
+    driver = engine(depth=depth)
+    driver.add(request("a", prompt(3), max_tokens=10))
+    driver.add(request("b", prompt(4), max_tokens=10))
+    while len(driver.news["a"].token_ids) < 4:
+        driver.step()
+    driver.scheduler.finish(1, "stop", "###")
+    driver.scheduler.finish(1, "stop", "###")  # one that has ended stays as it is
+    driver.run()
+    (end,) = driver.news["a"].ends
+    assert (end.finish_reason, end.stop_reason, end.new_token_ids) == ("stop", "###", ())
+    assert len(driver.news["a"].token_ids) == 4
+    driver.check_done(driver.device.requests[2])
+    driver.check_idle()
+
+
+def test_an_id_is_free_again_when_its_request_has_ended() -> None:
+    driver = engine()
+    first = request("a", prompt(3))
+    driver.add(first)
+    with pytest.raises(RequestError, match="'a' again"):
+        driver.scheduler.add(first)
+    driver.run()
+    driver.check_done(first)
+    driver.add(request("a", prompt(4)))
+    driver.run()
+    driver.check_idle()
+
+
+def test_a_refused_request_hurts_no_other() -> None:
+    driver = engine(max_model_len=16)
+    good = request("good", prompt(5))
+    driver.add(good)
+    with pytest.raises(RequestError):
+        driver.scheduler.add(request("bad", prompt(17)))
+    driver.run()
+    driver.check_done(good)
+
+
+def test_nothing_to_do_is_no_plan() -> None:
+    driver = engine()
+    assert driver.scheduler.schedule() is None
+    assert not driver.scheduler.has_unfinished
+
+
+def test_a_third_plan_is_refused() -> None:
+    driver = engine()
+    driver.add(request("a", prompt(3)))
+    assert driver.scheduler.schedule() and driver.scheduler.schedule()
+    with pytest.raises(AssertionError, match="two plans are unread"):
+        driver.scheduler.schedule()
