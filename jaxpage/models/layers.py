@@ -51,9 +51,9 @@ def linear(
     """
     w = w.reshape(-1, w.shape[-1])
     if x.shape[0] <= MAX_PINNED_TOKENS:
-        y = lax.platform_dependent(x, w, cpu=_pinned_product(dtype), default=_product(dtype))
+        y = lax.platform_dependent(x, w, cpu=_pinned_product(dtype), default=_plain_product(dtype))
     else:
-        y = _product(dtype)(x, w)
+        y = _plain_product(dtype)(x, w)
     if bias is not None:
         y = y + bias.reshape(1, -1).astype(y.dtype)
     return y
@@ -63,7 +63,7 @@ def _precision(x: Array) -> lax.Precision:
     return lax.Precision.HIGHEST if x.dtype == jnp.float32 else lax.Precision.DEFAULT
 
 
-def _product(dtype: jnp.dtype | None) -> Callable[[Array, Array], Array]:
+def _plain_product(dtype: jnp.dtype | None) -> Callable[[Array, Array], Array]:
     def product(x: Array, w: Array) -> Array:
         return lax.dot_general(
             x, w, (((1,), (1,)), ((), ())), precision=_precision(x), preferred_element_type=dtype

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxpage.config import ModelConfig
-from jaxpage.device.types import LayerKV, StepInput
+from jaxpage.device.types import StepInput
 from jaxpage.models.llama import AttentionFn
 
 
@@ -74,13 +74,16 @@ def dense_attention(sliding_window: int | None = None) -> AttentionFn:
     return attend
 
 
-def storing_attention(q: Array, k: Array, v: Array, kv: LayerKV, step: Any) -> tuple[Array, Any]:
-    """Writes k and v in place and reads one slot back: the memory traffic of a backend."""
-    num_blocks, block_size, num_kv_heads, head_dim = kv.k.shape
+def storing_attention(
+    q: Array, k: Array, v: Array, layer_kv: tuple[Array, Array], step: Any
+) -> tuple[Array, tuple[Array, Array]]:
+    """Writes k and v in place and reads one slot a token back: a backend's memory traffic."""
+    num_blocks, block_size, num_kv_heads, head_dim = layer_kv[0].shape
     flat = (num_blocks * block_size, num_kv_heads, head_dim)
-    pools = []
-    for pool, new in ((kv.k, k), (kv.v, v)):
-        written = pool.reshape(flat).at[step.slots].set(new, mode="drop", unique_indices=True)
-        pools.append(written.reshape(pool.shape))
-    read = pools[1].reshape(flat)[step.positions]
-    return q + jnp.repeat(read, q.shape[1] // num_kv_heads, axis=1), LayerKV(*pools)
+    k_pool, v_pool = (
+        pool.reshape(flat).at[step.slots].set(new, mode="drop", unique_indices=True)
+        for pool, new in zip(layer_kv, (k, v), strict=True)
+    )
+    read = k_pool[step.positions] + v_pool[step.positions]
+    out = q + jnp.repeat(read, q.shape[1] // num_kv_heads, axis=1)
+    return out, (k_pool.reshape(layer_kv[0].shape), v_pool.reshape(layer_kv[1].shape))
