@@ -18,7 +18,7 @@ from tokenizers import processors
 from jaxpage.errors import CheckpointError
 from jaxpage.tokenizers import byte_level
 from jaxpage.tokenizers.base import DescribedTokenizer, TextStream, TokenizerInfo
-from jaxpage.tokenizers.streams import ByteStream, Piece, WholeRunStream
+from jaxpage.tokenizers.streams import ByteStream, Piece, PieceStream
 
 StreamMaker = Callable[[Callable[[int], str | None]], TextStream]
 
@@ -93,7 +93,7 @@ def _stream_maker(backend: tokenizers.Tokenizer) -> StreamMaker:
     if kinds in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"]):
         piece_of = cache(_replacing(steps[0]))
         spaces = _leading_spaces(steps[3]) if len(steps) > 3 else 0
-        return lambda token_of: WholeRunStream(
+        return lambda token_of: PieceStream(
             lambda i: None if (token := token_of(i)) is None else piece_of(token),
             drop_spaces=spaces,
         )

@@ -16,9 +16,15 @@ from jaxpage.tokenizers.base import TokenizerInfo
 from jaxpage.tokenizers.fast import FastTokenizer, LibraryErrors, put_bos_first
 from jaxpage.tokenizers.pretokenizers import pre_tokenizer
 from jaxpage.tokenizers.sentencepiece_kind import SentencePieceTokenizer
-from jaxpage.tokenizers.sentencepiece_proto import model_proto
+from jaxpage.tokenizers.sentencepiece_proto import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    model_proto,
+)
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 _PREFIX = "tokenizer.ggml."
 T = TypeVar("T")
 

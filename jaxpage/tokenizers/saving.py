@@ -9,6 +9,7 @@ from typing import Any
 from jaxpage.tokenizers.base import TokenizerInfo
 from jaxpage.tokenizers.fast import FastTokenizer
 from jaxpage.tokenizers.hf_directory import CONFIG_FILE, FAST_FILE, GENERATION_FILE, MODEL_FILE
+from jaxpage.tokenizers.sentencepiece_as_json import try_backend
 from jaxpage.tokenizers.sentencepiece_kind import SentencePieceTokenizer
 
 
@@ -18,11 +19,16 @@ def write_tokenizer(tokenizer: FastTokenizer | SentencePieceTokenizer, directory
     The ids that end a text go to generation_config.json, unless there is one.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     if isinstance(tokenizer, FastTokenizer):
-        tokenizer.backend.save(str(directory / FAST_FILE), pretty=False)
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        backend = tokenizer.backend
     else:
         (directory / MODEL_FILE).write_bytes(tokenizer.model)
+        backend = try_backend(tokenizer)
+    if backend is not None:
+        backend.save(str(directory / FAST_FILE), pretty=False)
+    elif isinstance(tokenizer, SentencePieceTokenizer):
+        (directory / FAST_FILE).unlink(missing_ok=True)  # it would win over the model
         settings = _sentencepiece_settings(tokenizer)
     _write_json(directory / CONFIG_FILE, {**settings, **_common_settings(tokenizer.info)})
     generation = directory / GENERATION_FILE

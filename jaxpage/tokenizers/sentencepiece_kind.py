@@ -7,6 +7,7 @@ become their ids, and the text between them is encoded part by part.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from functools import cache
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import sentencepiece
 
 from jaxpage.errors import CheckpointError
 from jaxpage.tokenizers.base import DescribedTokenizer, TextStream, TokenizerInfo
-from jaxpage.tokenizers.streams import Piece, SentencePieceStream
+from jaxpage.tokenizers.streams import Piece, PieceStream
 
 WORD_START = "\u2581"
 # Fields of a serialized message that come twice are merged, the later wins: this one, appended to
@@ -36,7 +37,8 @@ class SentencePieceTokenizer(DescribedTokenizer):
     `prefixes_every_part`: the space that the model puts before a text goes before each part
     between special tokens too, as in Meta's and Hugging Face's `legacy` form; otherwise only
     before a part at the very start of the text.
-    Unlike `sentencepiece.decode`, skipping special tokens skips "<unk>" too.
+    Unlike `sentencepiece.decode`, skipping special tokens skips "<unk>" too, and see `PieceStream`
+    for bytes that are no UTF-8.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class SentencePieceTokenizer(DescribedTokenizer):
         self.added = dict(added or {})
         self.prefixes_every_part = prefixes_every_part
         self._processor = processor = processor_of(model)
-        self._bare = processor_of(model + _NO_SPACE_BEFORE_TEXT)
+        self._bare = (
+            processor if prefixes_every_part else processor_of(model + _NO_SPACE_BEFORE_TEXT)
+        )
         size = processor.GetPieceSize()
         self.vocab_size = max(size, 1 + max(self.added, default=-1))
         pieces = [i for i in range(size) if processor.IsControl(i) or processor.IsUnknown(i)]
@@ -62,8 +66,7 @@ class SentencePieceTokenizer(DescribedTokenizer):
         self._id_of |= {token.text: i for i, token in self.added.items()}
         longest_first = sorted(self._id_of, key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, longest_first)))
-        self._drops_space = processor.DecodePieces([WORD_START + "a"]) == "a"
-        self._drops_spaces = processor.DecodePieces([WORD_START, WORD_START + "a"]) == "a"
+        self._leading_spaces = _num_dropped_spaces(processor)
         self._piece_of = cache(self._find_piece)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -79,10 +82,9 @@ class SentencePieceTokenizer(DescribedTokenizer):
 
     def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
         hidden = self.special_ids if skip_special_tokens else frozenset()
-        return SentencePieceStream(
-            lambda i: "" if i in hidden else self._piece_of(i),
-            drop_first_space=self._drops_space,
-            drop_all_spaces=self._drops_spaces,
+        return PieceStream(
+            lambda i: None if i in hidden else self._piece_of(i),
+            drop_spaces=self._leading_spaces,
         )
 
     def named_tokens(self) -> dict[int, AddedToken]:
@@ -120,3 +122,10 @@ def processor_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
             "download tokenizer.model again"
         ) from error
     return processor
+
+
+def _num_dropped_spaces(processor: sentencepiece.SentencePieceProcessor) -> int:
+    """How many spaces at the start of a text decoding leaves out: none, the one, or all."""
+    if processor.DecodePieces([WORD_START, WORD_START + "a"]) == "a":
+        return sys.maxsize
+    return int(processor.DecodePieces([WORD_START + "a"]) == "a")

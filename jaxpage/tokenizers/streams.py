@@ -29,11 +29,13 @@ class ByteStream:
         return self._decoder.getstate()[0].decode("utf-8", errors="replace")
 
 
-class WholeRunStream:
+class PieceStream:
     """Text with byte tokens between, as the `ByteFallback` decoder of the tokenizers library.
 
     A run (byte tokens that follow each other) that is not UTF-8 becomes one U+FFFD a byte, the
     bytes of whole characters too. So a run is held back for as long as it is valid.
+    sentencepiece itself keeps the whole characters of such a run; one model shall give one text,
+    whichever of its files was read.
     """
 
     def __init__(self, piece_of: Callable[[int], Piece], *, drop_spaces: int) -> None:
@@ -86,61 +88,3 @@ class WholeRunStream:
 
     def _without_spaces(self, text: str) -> str:
         return text[min(self._drop_spaces, len(text) - len(text.lstrip(" "))) :]
-
-
-class SentencePieceStream:
-    """Text with byte tokens between, as sentencepiece decodes it.
-
-    Of a run that is not UTF-8 only the bytes that belong to no character become U+FFFD, one each,
-    so a character is shown as soon as it is whole. With `drop_first_space` the first piece loses
-    the space that encoding put before the text, with `drop_all_spaces` every piece until there is
-    text does.
-    Source: `SentencePieceProcessor::Decode` of sentencepiece.
-    """
-
-    def __init__(
-        self,
-        piece_of: Callable[[int], Piece],
-        *,
-        drop_first_space: bool,
-        drop_all_spaces: bool = False,
-    ) -> None:
-        self._piece_of = piece_of
-        self._is_at_start = drop_first_space or drop_all_spaces
-        self._drop_all_spaces = drop_all_spaces
-        self._held = b""
-
-    def push(self, token_id: int) -> str:
-        piece = self._piece_of(token_id)
-        if piece is None:
-            return ""
-        if isinstance(piece, int):
-            text, self._held = _split(self._held + bytes((piece,)))
-        else:
-            text = self.pending
-            self._held = b""
-            self._is_at_start = self._is_at_start and not text
-            if self._is_at_start and piece.startswith(" "):
-                self._is_at_start, piece = self._drop_all_spaces, piece[1:]
-            text += piece
-        self._is_at_start = self._is_at_start and not text
-        return text
-
-    @property
-    def pending(self) -> str:
-        return REPLACEMENT * len(self._held)
-
-
-def _split(data: bytes) -> tuple[str, bytes]:
-    """The text of `data`, one U+FFFD a wrong byte, and the bytes of a character not yet whole."""
-    text = ""
-    while data:
-        try:
-            return text + data.decode("utf-8"), b""
-        except UnicodeDecodeError as error:
-            text += data[: error.start].decode("utf-8")
-            if error.reason == "unexpected end of data":
-                return text, data[error.start :]
-            text += REPLACEMENT * (error.end - error.start)
-            data = data[error.end :]
-    return text, b""

@@ -1,0 +1,74 @@
+"""A sentencepiece model said in the terms of the tokenizers library, for `tokenizer.json`.
+
+Transformers reads a bare tokenizer.model with merges in the order of the ids, which is not the
+order of the scores: runs of spaces come out otherwise. So the merges are written out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+
+from jaxpage.tokenizers.fast import put_bos_first
+from jaxpage.tokenizers.sentencepiece_kind import WORD_START, SentencePieceTokenizer
+from jaxpage.tokenizers.sentencepiece_proto import (
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    ModelParts,
+    read_model_proto,
+)
+
+
+def try_backend(tokenizer: SentencePieceTokenizer) -> Tokenizer | None:
+    """A backend that gives the same ids, or None where the library has no words for the rules."""
+    parts = read_model_proto(tokenizer.model)
+    kinds = {kind for _, _, kind in parts.pieces}
+    prefixes_some_parts = parts.adds_space_prefix and not tokenizer.prefixes_every_part
+    if not parts.is_bpe or parts.changes_text or USER_DEFINED in kinds or prefixes_some_parts:
+        return None
+    unknown = next(text for text, _, kind in parts.pieces if kind == UNKNOWN)
+    backend = Tokenizer(
+        models.BPE(
+            vocab={text: token_id for token_id, (text, _, _) in enumerate(parts.pieces)},
+            merges=_merges(parts),
+            unk_token=unknown,
+            fuse_unk=True,
+            byte_fallback=parts.has_bytes,
+        )
+    )
+    steps: list[Any] = [normalizers.Replace(" ", WORD_START)]
+    undo: list[Any] = [decoders.Replace(WORD_START, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if parts.adds_space_prefix:
+        steps.insert(0, normalizers.Prepend(WORD_START))
+        undo.append(decoders.Strip(" ", 1, 0))
+    backend.normalizer = normalizers.Sequence(steps)
+    backend.decoder = decoders.Sequence(undo)
+    backend.add_tokens(
+        [
+            AddedToken(text, normalized=False, special=is_special)
+            for text, is_special in tokenizer.named_tokens().values()
+        ]
+    )
+    if tokenizer.info.adds_bos:
+        put_bos_first(backend, tokenizer.bos_token)
+    return backend
+
+
+def _merges(parts: ModelParts) -> list[tuple[str, str]]:
+    """Every way to make a piece of two, the best score first.
+
+    Of equal scores the longer left part comes first: where sentencepiece takes the leftmost pair,
+    a run grows from its left.
+    """
+    known = {text for text, _, _ in parts.pieces}
+    ways = [
+        (score, text[:cut], text[cut:])
+        for text, score, kind in parts.pieces
+        if kind == NORMAL
+        for cut in range(1, len(text))
+        if text[:cut] in known and text[cut:] in known
+    ]
+    ways.sort(key=lambda way: (-way[0], -len(way[1]), -len(way[2])))
+    return [(left, right) for _, left, right in ways]
