@@ -34,17 +34,18 @@ class Ladder:
 def cut_to_rung(num_tokens: int, ladder: Ladder) -> int:
     """How many of `num_tokens` to prefill in this step, so that little padding is computed.
 
-    Neither the part nor the rest is smaller than the first rung, so a cut never costs more
-    tokens than it saves. On the rungs 16, 32, 64, 128, as (padded to):
+    Neither the part nor the rest is smaller than the first rung, and together, padded, they are
+    less than the whole, padded. On the rungs 16, 32, 64, 128, as (padded to):
 
-        100 -> 100 (128)    padding is 22%
+        100 -> 100 (128)    a quarter or less is padding
          90 ->  64 (64)     26 (32) are left; uncut it would be 128
          65 ->  49 (64)     16 (16) are left
          17 ->  17 (32)     nothing to cut off
     """
-    rung = ladder.fit(num_tokens)
-    if rung - num_tokens <= MAX_PADDING * rung or num_tokens < ladder.sizes[0]:
+    first, whole = ladder.sizes[0], ladder.fit(num_tokens)
+    if whole - num_tokens <= MAX_PADDING * whole or num_tokens < 2 * first:
         return num_tokens
     below = ladder.sizes[bisect_right(ladder.sizes, num_tokens) - 1]
-    part = min(below, num_tokens - ladder.sizes[0])
-    return part if part >= ladder.sizes[0] else num_tokens
+    part = min(below, num_tokens - first)
+    is_cheaper = ladder.fit(part) + ladder.fit(num_tokens - part) < whole
+    return part if is_cheaper else num_tokens

@@ -15,14 +15,14 @@ tokens = st.integers(0, VOCAB - 1)
 
 @st.composite
 def requests(draw: st.DrawFn, name: str, max_prompt: int = 20) -> Request:
-    max_tokens = draw(st.none() | st.integers(0, 12))
+    max_tokens = draw(st.none() | st.integers(0, 30))
     return request(
         name,
         draw(st.lists(tokens, min_size=1, max_size=max_prompt)),
         seed=draw(st.integers(0, 3)),
         eos=EOS,
         max_tokens=max_tokens,
-        min_tokens=draw(st.integers(0, min(3, 12 if max_tokens is None else max_tokens))),
+        min_tokens=draw(st.integers(0, min(3, 30 if max_tokens is None else max_tokens))),
         ignore_eos=draw(st.booleans()),
         stop_token_ids=draw(st.just(()) | st.just((2, 3))),
         logprobs=draw(st.none() | st.just(1)),

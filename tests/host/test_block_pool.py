@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from jaxpage.host.block_pool import NULL_BLOCK, BlockPool
+
+
+def test_every_block_but_the_null_block_is_given_out_once() -> None:
+    pool = BlockPool(5)
+    blocks = [pool.allocate() for _ in range(5)]
+    assert sorted(blocks) == [1, 2, 3, 4, 5] and NULL_BLOCK not in blocks
+    assert (pool.num_free, pool.num_used, pool.peak_used) == (0, 5, 5)
+    with pytest.raises(AssertionError, match="all 5 blocks are in use"):
+        pool.allocate()
+
+
+def test_a_shared_block_is_free_after_its_last_holder() -> None:
+    pool = BlockPool(2)
+    block = pool.allocate()
+    pool.share(block)
+    pool.free(block)
+    assert pool.num_holders(block) == 1 and pool.num_free == 1
+    pool.free(block)
+    assert pool.num_holders(block) == 0 and pool.num_free == 2
+    assert pool.peak_used == 1
+
+
+@pytest.mark.parametrize("operation", ["free", "share"])
+@pytest.mark.parametrize("block", [-1, NULL_BLOCK, 1, 3])
+def test_what_is_not_in_use_is_neither_shared_nor_freed(operation: str, block: int) -> None:
+    with pytest.raises(AssertionError):
+        getattr(BlockPool(2), operation)(block)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["allocate", "share", "free"]), st.integers(0, 99))))
+def test_random_operations_keep_the_count(operations: list[tuple[str, int]]) -> None:
+    pool = BlockPool(4)
+    held: list[int] = []
+    for name, pick in operations:
+        if name == "allocate" and pool.num_free:
+            block = pool.allocate()
+            assert block not in held
+            held.append(block)
+        elif name == "share" and held:
+            held.append(held[pick % len(held)])
+            pool.share(held[-1])
+        elif name == "free" and held:
+            pool.free(held.pop(pick % len(held)))
+        pool.check_integrity()
+        assert pool.num_used == len(set(held))
+        assert all(pool.num_holders(block) == Counter(held)[block] for block in range(1, 5))
+
+
+@pytest.mark.parametrize("damage", ["free twice", "null given", "held and free", "lost"])
+def test_the_check_finds_damage(damage: str) -> None:
+    pool = BlockPool(3)
+    block = pool.allocate()
+    if damage == "free twice":
+        pool._free.append(pool._free[0])
+    elif damage == "null given":
+        pool._free.append(NULL_BLOCK)
+    elif damage == "held and free":
+        pool._free.append(block)
+    else:
+        pool._num_holders[block] = 0
+    with pytest.raises(AssertionError):
+        pool.check_integrity()

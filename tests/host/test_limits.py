@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+
+from jaxpage.config import CacheConfig, EngineConfig
+from jaxpage.errors import CapacityError, ConfigError, PromptCapacityError, RequestError
+from jaxpage.host import Request
+from jaxpage.host.limits import check_request, length_limit
+from jaxpage.sampling_params import SamplingParams
+
+CONFIG = EngineConfig(max_model_len=20)
+CACHE = CacheConfig(num_blocks=4, block_size=4)
+
+
+def ask(num_prompt: int, *, max_tokens: int | None = 8, priority: int = 0) -> Request:
+    params = SamplingParams(max_tokens=max_tokens)
+    return Request("a", tuple(range(num_prompt)), params, seed=0, priority=priority)
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens"),
+    [(1, 8), (15, None), (15, 2), (16, 1), (17, 0), (16, 0), (1, 0)],
+)
+def test_what_can_begin_is_taken(num_prompt: int, max_tokens: int | None) -> None:
+    check_request(ask(num_prompt, max_tokens=max_tokens), CONFIG, CACHE)
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "arithmetic"),
+    [
+        (16, 2, "16 tokens that needs 5 blocks of 4 (17 slots)"),  # the second needs a slot
+        (16, None, "(17 slots)"),
+        (17, 1, "(17 slots)"),
+        (18, 0, "18 tokens that needs 5 blocks of 4 (17 slots)"),
+    ],
+)
+def test_a_prompt_that_no_pool_of_this_size_holds(
+    num_prompt: int, max_tokens: int | None, arithmetic: str
+) -> None:
+    with pytest.raises(PromptCapacityError) as raised:
+        check_request(ask(num_prompt, max_tokens=max_tokens), CONFIG, CACHE)
+    assert arithmetic in str(raised.value) and "pool's 4" in str(raised.value)
+    assert isinstance(raised.value, RequestError) and isinstance(raised.value, CapacityError)
+
+
+@pytest.mark.parametrize(("num_prompt", "max_tokens"), [(20, 1), (20, None), (21, 0)])
+def test_a_prompt_over_the_model_limit(num_prompt: int, max_tokens: int | None) -> None:
+    room = CacheConfig(num_blocks=100, block_size=4)
+    with pytest.raises(RequestError, match=f"prompt of {num_prompt} tokens.*max_model_len=20"):
+        check_request(ask(num_prompt, max_tokens=max_tokens), CONFIG, room)
+    check_request(ask(num_prompt - 1, max_tokens=max_tokens), CONFIG, room)
+
+
+def test_an_empty_prompt() -> None:
+    with pytest.raises(RequestError, match="empty prompt"):
+        check_request(ask(0), CONFIG, CACHE)
+
+
+@pytest.mark.parametrize("counts", [{"n": 2}, {"n": 1, "best_of": 3}])
+def test_several_completions_come_later(counts: dict[str, int]) -> None:
+    request = Request("a", (1, 2), SamplingParams(n=counts["n"], best_of=counts.get("best_of")), 0)
+    with pytest.raises(ConfigError, match="later version"):
+        check_request(request, CONFIG, CACHE)
+
+
+def test_priorities_come_later() -> None:
+    with pytest.raises(ConfigError, match="later version"):
+        check_request(ask(3, priority=1), CONFIG, CACHE)
+
+
+@pytest.mark.parametrize(("max_tokens", "limit"), [(8, 11), (0, 3), (17, 20), (18, 20), (None, 20)])
+def test_a_sequence_ends_at_the_nearer_limit(max_tokens: int | None, limit: int) -> None:
+    assert length_limit(ask(3, max_tokens=max_tokens), CONFIG) == limit
