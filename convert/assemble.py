@@ -5,8 +5,9 @@ Knows the rule tables and shapes; knows no file format.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from convert.rules import Rule, fill, source_shape
 from convert.tensors import Tensor
+from convert.tree import flatten
 from jaxpage.config import DType, ModelConfig
 from jaxpage.errors import CheckpointError
 from jaxpage.models.registry import abstract_params
@@ -42,6 +44,25 @@ def leaf_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {path: leaf.shape for path, leaf in flatten(abstract_params(config)).items()}
 
 
+def num_bytes(shapes: Iterable[tuple[int, ...]], dtype: DType) -> int:
+    """Bytes of arrays of these shapes together."""
+    return sum(math.prod(shape) for shape in shapes) * NUMPY_DTYPES[dtype].itemsize
+
+
+def check_leaves(
+    found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], source: str
+) -> None:
+    """CheckpointError for the first leaf that is missing, mis-shaped or surplus."""
+    for path, shape in wanted.items():
+        if path not in found:
+            raise CheckpointError(_missing(path, shape, source))
+        if found[path] != shape:
+            raise _mis_shaped(path, found[path], shape, source)
+    surplus = sorted(set(found) - set(wanted))
+    if surplus:
+        raise _surplus(surplus, found[surplus[0]], source)
+
+
 def plan_leaves(
     config: ModelConfig, tensors: Mapping[str, Tensor], rules: tuple[Rule, ...], source: str
 ) -> list[LeafPlan]:
@@ -49,7 +70,7 @@ def plan_leaves(
     shapes = leaf_shapes(config)
     parts: dict[str, list[tuple[Rule, Tensor]]] = {path: [] for path in shapes}
     known: set[str] = set()
-    for rule, name, path in _expand(rules, config):
+    for rule, name, path in expand(rules, config):
         if path is None:
             known.add(name)
             continue
@@ -63,19 +84,11 @@ def plan_leaves(
         if name not in tensors:
             raise CheckpointError(_missing(name, wanted, source))
         if tensors[name].shape != wanted:
-            raise CheckpointError(
-                f"got tensor {name} of shape {list(tensors[name].shape)} in {source}, wanted "
-                f"{list(wanted)}; the weights and the config are not of one model"
-            )
+            raise _mis_shaped(name, tensors[name].shape, wanted, source)
         parts[path].append((rule, tensors[name]))
     surplus = sorted(set(tensors) - known)
     if surplus:
-        first = tensors[surplus[0]]
-        more = f" and {len(surplus) - 1} more" if len(surplus) > 1 else ""
-        raise CheckpointError(
-            f"got tensor {first.name} of shape {list(first.shape)}{more} in {source}, wanted no "
-            "tensor of that name for this config; the weights and the config are not of one model"
-        )
+        raise _surplus(surplus, tensors[surplus[0]].shape, source)
     return [LeafPlan(path, shapes[path], tuple(parts[path])) for path in shapes]
 
 
@@ -90,30 +103,7 @@ def read_leaf(plan: LeafPlan, config: ModelConfig, dtype: DType) -> NDArray[Any]
     return leaf
 
 
-def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"a/b": x}` -> `{"a": {"b": x}}`."""
-    tree: dict[str, Any] = {}
-    for path, value in leaves.items():
-        *parents, last = path.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = value
-    return tree
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The inverse of `nest`."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            leaves.update(flatten(value, f"{prefix}{key}/"))
-        else:
-            leaves[prefix + key] = value
-    return leaves
-
-
-def _expand(rules: tuple[Rule, ...], config: ModelConfig) -> Iterator[tuple[Rule, str, str | None]]:
+def expand(rules: tuple[Rule, ...], config: ModelConfig) -> Iterator[tuple[Rule, str, str | None]]:
     """Every rule with its layer numbers filled in: (rule, stored name, leaf path)."""
     for rule in rules:
         layers = range(config.num_layers) if "{i}" in rule.source else (0,)
@@ -127,6 +117,23 @@ def _missing(name: str, wanted: tuple[int, ...], source: str) -> str:
     if name.endswith(("lm_head.weight", "output.weight")):
         advice = "the config says that the head is not tied to the embedding"
     return f"got no tensor {name} in {source}, wanted one of shape {list(wanted)}; {advice}"
+
+
+def _mis_shaped(
+    name: str, found: tuple[int, ...], wanted: tuple[int, ...], source: str
+) -> CheckpointError:
+    return CheckpointError(
+        f"got tensor {name} of shape {list(found)} in {source}, wanted {list(wanted)}; "
+        "the weights and the config are not of one model"
+    )
+
+
+def _surplus(names: list[str], shape: tuple[int, ...], source: str) -> CheckpointError:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return CheckpointError(
+        f"got tensor {names[0]} of shape {list(shape)}{more} in {source}, wanted no tensor of "
+        "that name for this config; the weights and the config are not of one model"
+    )
 
 
 def _check_tied_head(

@@ -91,18 +91,23 @@ def parse_hf_config(values: dict[str, Any], generation: dict[str, Any], source: 
             sliding_window=_sliding_window(fields, is_mistral),
             bos_token_id=fields.token_id("bos_token_id", 1),
             eos_token_ids=tuple(dict.fromkeys(eos)),
-            dtype=_dtype(fields),
+            dtype=read_dtype(fields, "dtype", "torch_dtype"),
             architecture=architecture,
         )
     except ConfigError as error:
         raise CheckpointError(f"{error} ({source})") from None
 
 
-def write_hf_config(config: ModelConfig) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The contents of `config.json` and `generation_config.json`: the inverse of reading."""
+def write_generation_config(config: ModelConfig) -> dict[str, Any]:
+    """What `generation_config.json` says of the model itself."""
     eos: int | list[int] | None = list(config.eos_token_ids) or None
     if len(config.eos_token_ids) == 1:
         eos = config.eos_token_ids[0]
+    return {"bos_token_id": config.bos_token_id, "eos_token_id": eos}
+
+
+def write_hf_config(config: ModelConfig) -> dict[str, Any]:
+    """The contents of `config.json`: the inverse of reading it."""
     is_mistral = config.architecture == "mistral" or config.sliding_window is not None
     values: dict[str, Any] = {
         "architectures": ["MistralForCausalLM" if is_mistral else "LlamaForCausalLM"],
@@ -120,8 +125,7 @@ def write_hf_config(config: ModelConfig) -> tuple[dict[str, Any], dict[str, Any]
         "rope_theta": config.rope_theta,
         "rope_scaling": None,
         "tie_word_embeddings": config.tie_word_embeddings,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": eos,
+        **write_generation_config(config),
         "torch_dtype": config.dtype,
     }
     if is_mistral:
@@ -139,7 +143,7 @@ def write_hf_config(config: ModelConfig) -> tuple[dict[str, Any], dict[str, Any]
             }
         else:
             values["max_position_embeddings"] = scaling.original_max_position_embeddings
-    return values, {"bos_token_id": config.bos_token_id, "eos_token_id": eos}
+    return values
 
 
 def head_dim(fields: Fields, key: str, hidden_size: int, num_heads: int) -> int:
@@ -201,15 +205,19 @@ def _rope(fields: Fields, default_positions: int) -> tuple[float, RopeScaling | 
 
 
 def _sliding_window(fields: Fields, is_mistral: bool) -> int | None:
+    """Mistral's window; transformers' Llama has none, whatever its config says."""
+    if not is_mistral:
+        return None
     if "sliding_window" not in fields.values:
-        return 4096 if is_mistral else None
+        return 4096
     return fields.integer("sliding_window") if fields.has("sliding_window") else None
 
 
-def _dtype(fields: Fields) -> DType:
-    name = fields.values.get("dtype") or fields.values.get("torch_dtype") or "float32"
-    name = str(name).removeprefix("torch.")
+def read_dtype(fields: Fields, *keys: str) -> DType:
+    """The dtype that the first of `keys` with a value names; float32 when none has one."""
+    key = next((key for key in keys if fields.has(key)), keys[0])
+    name = str(fields.values.get(key) or "float32").removeprefix("torch.")
     for known in DTYPES:
         if name == known:
             return known
-    raise fields.wrong("torch_dtype", name, "float32, bfloat16 or float16")
+    raise fields.wrong(key, name, ", ".join(DTYPES))

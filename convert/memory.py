@@ -1,29 +1,35 @@
-"""Whether a model fits in this machine's memory, asked before anything is read."""
+"""Whether a model fits: in memory before it is read, on disk before it is written."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable
+import shutil
 from pathlib import Path
 
-from convert.assemble import NUMPY_DTYPES, LeafPlan
-from jaxpage.config import ModelConfig
 from jaxpage.errors import CapacityError
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
+_GIB = 2**30
 
 
-def check_memory(plans: Iterable[LeafPlan], config: ModelConfig) -> None:
-    """CapacityError when the parameters are larger than the memory that is free."""
-    itemsize = NUMPY_DTYPES[config.dtype].itemsize
-    need = sum(math.prod(plan.shape) for plan in plans) * itemsize
+def require_memory(need_bytes: int, what: str) -> None:
+    """CapacityError when `need_bytes` is more than the memory that is free."""
     have = available_bytes()
-    if have is not None and need > have:
+    if have is not None and need_bytes > have:
         raise CapacityError(
-            f"got a model of {need / 2**30:.2f} GiB in {config.dtype} and {have / 2**30:.2f} GiB "
-            "of free memory, wanted it to fit; use a smaller dtype or model"
+            f"got {what}, which needs {need_bytes / _GIB:.2f} GiB, and {have / _GIB:.2f} GiB of "
+            "free memory, wanted it to fit; use a smaller dtype or model"
+        )
+
+
+def require_disk(need_bytes: int, directory: Path, what: str) -> None:
+    """CapacityError when `need_bytes` is more than what is free where `directory` lies."""
+    have = shutil.disk_usage(directory).free
+    if need_bytes > have:
+        raise CapacityError(
+            f"got {what}, which needs {need_bytes / _GIB:.2f} GiB, and {have / _GIB:.2f} GiB free "
+            f"in {directory}, wanted it to fit; write elsewhere or use a smaller dtype"
         )
 
 
@@ -50,9 +56,8 @@ def _cgroup_bytes() -> int | None:
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())
-        stats = dict(
-            line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines() if line
-        )
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+        stats = dict(line.split() for line in lines if line)
     except (OSError, ValueError):
         return None
     if limit == "max":

@@ -7,6 +7,7 @@ the file. Source of the layout: README of the safetensors repository.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import struct
 from collections.abc import Iterable, Mapping
@@ -123,3 +124,28 @@ def _tensor(
         return np.frombuffer(buffer, numpy_dtype, size, start + begin).reshape(shape)
 
     return Tensor(name=name, shape=shape, dtype=dtype, num_bytes=end - begin, read=read)
+
+
+def write_safetensors(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Iterable[NDArray[Any]],
+    dtype: DType,
+) -> None:
+    """Write tensors of one dtype, in the order of `shapes`, holding one at a time."""
+    type_name = next(name for name, (known, _) in _DTYPES.items() if known == dtype)
+    itemsize = _DTYPES[type_name][1].itemsize
+    # transformers refuses files that don't say which framework's layout they follow.
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + math.prod(shape) * itemsize
+        header[name] = {"dtype": type_name, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for (name, shape), tensor in zip(shapes.items(), tensors, strict=True):
+            assert tensor.shape == shape, f"{name} has shape {tensor.shape}, not {shape}"
+            # bfloat16 has no buffer of its own; its bits have.
+            file.write(np.ascontiguousarray(tensor).view(np.uint8).data)

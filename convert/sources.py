@@ -6,14 +6,16 @@ The one place that knows all file kinds. It reads headers only; data is read lea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from convert.fields import read_json
 from convert.gguf_config import read_gguf_config
 from convert.gguf_io import is_gguf, read_gguf
 from convert.hf_config import read_hf_config
 from convert.meta_config import parse_meta_config, read_meta_params
+from convert.own_config import is_own_config
 from convert.rules import GGUF_RULES, HF_RULES, META_RULES, Rule
 from convert.safetensors_io import INDEX_NAME, SINGLE_NAME, read_safetensors, shard_files
 from convert.tensors import Tensor
@@ -22,7 +24,6 @@ from jaxpage.config import ModelConfig
 from jaxpage.errors import CheckpointError
 
 Kind = Literal["converted", "huggingface", "gguf", "meta"]
-MANIFEST_NAME = "manifest.json"
 _WANTED = (
     "a .gguf file, or a directory with config.json and safetensors, params.json and "
     "consolidated.NN.pth, or the output of python -m convert"
@@ -41,6 +42,7 @@ class Source:
     rules: tuple[Rule, ...]
     files: tuple[Path, ...]
     """The weight files, for the manifest's hashes."""
+    gguf_metadata: Mapping[str, Any] | None = None
 
 
 def detect(path: Path) -> Kind:
@@ -53,15 +55,13 @@ def detect(path: Path) -> Kind:
         raise CheckpointError(
             f"got the file {path} that is not GGUF, wanted {_WANTED}; give the directory"
         )
-    if (path / MANIFEST_NAME).exists():
-        return "converted"
     if (path / "config.json").exists():
-        return "huggingface"
+        is_own = is_own_config(read_json(path / "config.json"))
+        return "converted" if is_own else "huggingface"
     if (path / "params.json").exists():
         return "meta"
     raise CheckpointError(
-        f"got {path} without config.json, params.json or {MANIFEST_NAME}, wanted {_WANTED}; "
-        "check the path"
+        f"got {path} without config.json or params.json, wanted {_WANTED}; check the path"
     )
 
 
@@ -70,7 +70,9 @@ def open_source(path: Path) -> Source:
     kind = detect(path)
     if kind == "gguf":
         file = read_gguf(path)
-        return Source(kind, path, read_gguf_config(file), file.tensors, GGUF_RULES, (path,))
+        return Source(
+            kind, path, read_gguf_config(file), file.tensors, GGUF_RULES, (path,), file.metadata
+        )
     if kind == "huggingface":
         return _open_huggingface(path)
     if kind == "meta":
@@ -96,4 +98,7 @@ def _open_huggingface(path: Path) -> Source:
             f"got {path} with config.json but no weights, wanted {SINGLE_NAME}, {INDEX_NAME} or "
             f"{BIN_NAME}; download the missing files"
         )
+    embedding = tensors.get("model.embed_tokens.weight")
+    if embedding is not None:
+        config = replace(config, dtype=embedding.dtype)
     return Source("huggingface", path, config, tensors, HF_RULES, tuple(files))

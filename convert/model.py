@@ -1,0 +1,128 @@
+"""Any model that can be read, as one thing: a config, leaf shapes and a way to go through leaves.
+
+Source formats and converted directories look alike from here on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from convert.assemble import (
+    NUMPY_DTYPES,
+    check_leaves,
+    leaf_shapes,
+    num_bytes,
+    plan_leaves,
+    read_leaf,
+)
+from convert.orbax_io import load_leaves, stored_leaves
+from convert.own_config import read_own_config
+from convert.sources import Kind, detect, open_source
+from jaxpage.config import DType, ModelConfig
+
+PARAMS_NAME = "params"
+# Leaves of a converted directory are read in groups of this size: a read has a fixed cost.
+_GROUP_BYTES = 16 * 2**20
+
+LeafReader = Callable[[DType], Iterator[tuple[str, NDArray[Any]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model on disk, checked against its config, its data not yet read."""
+
+    kind: Kind
+    path: Path
+    config: ModelConfig
+    """`config.dtype` is the dtype as stored."""
+    shapes: Mapping[str, tuple[int, ...]]
+    files: tuple[Path, ...]
+    """The weight files of a source format; empty for a converted directory."""
+    leaves: LeafReader
+    """Every leaf in turn, cast to a dtype."""
+    gguf_metadata: Mapping[str, Any] | None = None
+
+    def num_bytes(self, dtype: DType) -> int:
+        """Bytes of all parameters in `dtype`."""
+        return num_bytes(self.shapes.values(), dtype)
+
+
+def open_model(path: Path) -> StoredModel:
+    """Read headers and configs; CheckpointError for what is missing, surplus or mis-shaped."""
+    if detect(path) == "converted":
+        return _open_converted(path)
+    source = open_source(path)
+    plans = plan_leaves(source.config, source.tensors, source.rules, str(path))
+
+    def leaves(dtype: DType) -> Iterator[tuple[str, NDArray[Any]]]:
+        for plan in plans:
+            yield plan.path, read_leaf(plan, source.config, dtype)
+
+    return StoredModel(
+        kind=source.kind,
+        path=path,
+        config=source.config,
+        shapes={plan.path: plan.shape for plan in plans},
+        files=source.files,
+        leaves=leaves,
+        gguf_metadata=source.gguf_metadata,
+    )
+
+
+def converted_leaves(path: Path, config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """What a converted directory holds, in the config's dtype; CheckpointError if it doesn't."""
+    shapes = leaf_shapes(config)
+    found = {name: leaf.shape for name, leaf in stored_leaves(path / PARAMS_NAME).items()}
+    check_leaves(found, shapes, str(path))
+    return {
+        name: jax.ShapeDtypeStruct(shape, NUMPY_DTYPES[config.dtype])
+        for name, shape in shapes.items()
+    }
+
+
+def _open_converted(path: Path) -> StoredModel:
+    config = read_own_config(path)
+    wanted = converted_leaves(path, config)
+
+    def leaves(dtype: DType) -> Iterator[tuple[str, NDArray[Any]]]:
+        for group in _groups(wanted):
+            cast = {
+                name: jax.ShapeDtypeStruct(leaf.shape, NUMPY_DTYPES[dtype])
+                for name, leaf in group.items()
+            }
+            loaded = load_leaves(path / PARAMS_NAME, cast)
+            for name in group:
+                yield name, np.asarray(loaded[name])
+
+    return StoredModel(
+        kind="converted",
+        path=path,
+        config=config,
+        shapes={name: leaf.shape for name, leaf in wanted.items()},
+        files=(),
+        leaves=leaves,
+    )
+
+
+def _groups(
+    wanted: Mapping[str, jax.ShapeDtypeStruct],
+) -> Iterator[dict[str, jax.ShapeDtypeStruct]]:
+    group: dict[str, jax.ShapeDtypeStruct] = {}
+    size = 0
+    for name, leaf in wanted.items():
+        leaf_bytes = math.prod(leaf.shape) * leaf.dtype.itemsize
+        if group and size + leaf_bytes > _GROUP_BYTES:
+            yield group
+            group, size = {}, 0
+        group[name] = leaf
+        size += leaf_bytes
+    if group:
+        yield group

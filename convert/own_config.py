@@ -1,0 +1,85 @@
+"""The `config.json` of a converted directory: a ModelConfig, marked and versioned."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from convert.fields import Fields, read_json
+from convert.hf_config import read_dtype
+from jaxpage.config import ModelConfig, RopeScaling
+from jaxpage.errors import CheckpointError, ConfigError
+
+MARK = "jaxpage_format"
+VERSION = 1
+
+
+def is_own_config(values: dict[str, Any]) -> bool:
+    """True for a config that `write_own_config` made, of whatever version."""
+    return MARK in values
+
+
+def write_own_config(config: ModelConfig) -> dict[str, Any]:
+    """The contents of `config.json`."""
+    return {MARK: VERSION, "model": asdict(config)}
+
+
+def read_own_config(directory: Path) -> ModelConfig:
+    """The inverse; CheckpointError for another version or a damaged file."""
+    path = directory / "config.json"
+    values = read_json(path)
+    if values.get(MARK) != VERSION:
+        raise CheckpointError(
+            f"got {MARK}={values.get(MARK)!r} in {path}, wanted {VERSION}; "
+            "convert the model again with this version"
+        )
+    model = values.get("model")
+    if not isinstance(model, dict):
+        raise CheckpointError(f"got {path} without a model, wanted one; convert the model again")
+    found = Fields(model, str(path))
+    found.refuse_unknown({field.name for field in fields(ModelConfig)})
+    try:
+        return _parse(found)
+    except ConfigError as error:
+        raise CheckpointError(f"{error} ({path})") from None
+
+
+def _parse(found: Fields) -> ModelConfig:
+    return ModelConfig(
+        vocab_size=found.integer("vocab_size"),
+        hidden_size=found.integer("hidden_size"),
+        intermediate_size=found.integer("intermediate_size"),
+        num_layers=found.integer("num_layers"),
+        num_heads=found.integer("num_heads"),
+        num_kv_heads=found.integer("num_kv_heads"),
+        head_dim=found.integer("head_dim"),
+        max_position_embeddings=found.integer("max_position_embeddings"),
+        rms_norm_eps=found.number("rms_norm_eps"),
+        rope_theta=found.number("rope_theta"),
+        rope_scaling=_rope_scaling(found),
+        tie_word_embeddings=found.flag("tie_word_embeddings", False),
+        attention_bias=found.flag("attention_bias", False),
+        mlp_bias=found.flag("mlp_bias", False),
+        sliding_window=found.integer("sliding_window") if found.has("sliding_window") else None,
+        bos_token_id=found.token_id("bos_token_id"),
+        eos_token_ids=found.token_ids("eos_token_ids"),
+        dtype=read_dtype(found, "dtype"),
+        architecture=str(found.values.get("architecture")),
+    )
+
+
+def _rope_scaling(found: Fields) -> RopeScaling | None:
+    if not found.has("rope_scaling"):
+        return None
+    raw = found.values["rope_scaling"]
+    if not isinstance(raw, dict) or raw.get("kind") not in ("linear", "dynamic", "llama3"):
+        raise found.wrong("rope_scaling", raw, "a linear, dynamic or llama3 rule")
+    rope = Fields(raw, f"rope_scaling of {found.source}")
+    return RopeScaling(
+        raw["kind"],
+        rope.number("factor"),
+        rope.integer("original_max_position_embeddings"),
+        rope.number("low_freq_factor"),
+        rope.number("high_freq_factor"),
+    )

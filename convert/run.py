@@ -1,0 +1,71 @@
+"""One conversion: open, check, write aside, put in place."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from convert.aside import written_aside
+from convert.hf_export import export_hf
+from convert.locate import locate
+from convert.manifest import write_manifest
+from convert.memory import require_disk
+from convert.model import PARAMS_NAME, open_model
+from convert.orbax_io import save_leaves
+from convert.own_config import write_own_config
+from convert.text_files import write_text_files
+from jaxpage.config import DType
+from jaxpage.errors import CheckpointError
+
+Leaves = Iterable[tuple[str, NDArray[Any]]]
+Progress = Callable[[Leaves, int], Leaves]
+"""Passes leaves through and shows how many of a number have passed."""
+
+
+def convert(
+    source: str | Path,
+    destination: Path,
+    *,
+    dtype: DType | Literal["auto"] = "auto",
+    to: Literal["orbax", "hf"] = "orbax",
+    overwrite: bool = False,
+    progress: Progress = lambda leaves, _: leaves,
+) -> list[str]:
+    """Write `source` as a new directory; returns the warnings that were given on the way.
+
+    `auto` keeps the stored dtype. CheckpointError for files that are not a whole model or a
+    destination that may not be written, CapacityError when the disk is too small.
+    """
+    path = locate(source)
+    if destination.exists() and path.resolve() == destination.resolve():
+        raise CheckpointError(
+            f"got {destination} as source and destination, wanted two places; choose another"
+        )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = open_model(path)
+        stored = model.config.dtype if dtype == "auto" else dtype
+        with written_aside(destination, overwrite=overwrite) as directory:
+            require_disk(model.num_bytes(stored), directory, f"a model for {destination}")
+            leaves = progress(model.leaves(stored), len(model.shapes))
+            write_text_files(model, directory)
+            if to == "hf":
+                export_hf(model, leaves, directory, stored)
+                return _messages(caught)
+            save_leaves((directory / PARAMS_NAME).resolve(), leaves)
+            config = write_own_config(replace(model.config, dtype=stored))
+            (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+            messages = _messages(caught)
+            write_manifest(directory, model, source=str(source), dtype=stored, warnings=messages)
+            return messages
+
+
+def _messages(caught: list[warnings.WarningMessage]) -> list[str]:
+    """What concerns the model; other packages' deprecations don't."""
+    return [str(warning.message) for warning in caught if warning.category is UserWarning]
