@@ -62,6 +62,7 @@ ROOMS = {
         f"convert jaxpage.models jaxpage.config {TEXT}",
         "jax numpy ml_dtypes orbax safetensors gguf tqdm",
     ),
+    "convert.locate": Room("convert jaxpage.errors", "huggingface_hub"),
     "convert.torch_io": Room("convert jaxpage.config jaxpage.errors", "numpy ml_dtypes torch"),
 }
 
