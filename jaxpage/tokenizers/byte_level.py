@@ -17,7 +17,7 @@ BYTE_OF_CHAR = {char: byte for byte, char in CHAR_OF_BYTE.items()}
 
 
 def to_chars(data: bytes) -> str:
-    return "".join([CHAR_OF_BYTE[byte] for byte in data])
+    return data.decode("latin-1").translate(CHAR_OF_BYTE)
 
 
 def to_bytes(token: str) -> bytes:

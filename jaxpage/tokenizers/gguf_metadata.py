@@ -33,7 +33,7 @@ def read_gguf_metadata(path: Path) -> dict[str, Value]:
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data).metadata()
+            return GgufReader(data).metadata()
     except OSError as error:
         raise CheckpointError(
             f"got {path}, wanted a GGUF file that can be read ({error.strerror}); check the path"
@@ -44,56 +44,65 @@ def read_gguf_metadata(path: Path) -> dict[str, Value]:
         ) from error
 
 
-class _Reader:
+class GgufReader:
+    """Walks the head of a GGUF file; convert goes on from it to the table of tensors.
+
+    Raises ValueError or struct.error for a damaged file.
+    """
+
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
-        self._at = 0
+        self.position = 0
+        self.num_tensors = 0
 
     def metadata(self) -> dict[str, Value]:
+        """Every key; afterwards `num_tensors` is known and `position` is the tensor table's."""
         magic = bytes(self._data[:4])
         if magic != GGUF_MAGIC:
             raise ValueError(f"it begins with {magic!r}")
-        self._at = 4
-        version = self._number(_KIND)
+        self.position = 4
+        version = self.number(_KIND)
         if version not in _VERSIONS:
             raise ValueError(f"its version is {version}, known are {_VERSIONS}")
-        self._number(_LENGTH)  # of tensors
-        num_keys = self._number(_LENGTH)
-        return {self._string(): self._value(self._number(_KIND)) for _ in range(num_keys)}
+        self.num_tensors = self.number(_LENGTH)
+        num_keys = self.number(_LENGTH)
+        return {self.string(): self._value(self.number(_KIND)) for _ in range(num_keys)}
 
-    def _number(self, layout: struct.Struct) -> int:
-        (value,) = layout.unpack_from(self._data, self._at)
-        self._at += layout.size
+    def number(self, layout: struct.Struct) -> int:
+        """The next number of a layout."""
+        (value,) = layout.unpack_from(self._data, self.position)
+        self.position += layout.size
         return value
 
-    def _string(self) -> str:
-        (length,) = _LENGTH.unpack_from(self._data, self._at)
-        start = self._at + 8
-        self._at = start + length
-        raw = self._data[start : self._at]
+    def string(self) -> str:
+        """The next string."""
+        (length,) = _LENGTH.unpack_from(self._data, self.position)
+        start = self.position + 8
+        self.position = start + length
+        raw = self._data[start : self.position]
         if len(raw) != length:
             raise ValueError(f"it ends inside a string of {length} bytes")
         return raw.decode("utf-8")
 
     def _value(self, kind: int, nesting: int = 0) -> Value:
         if kind == _STRING:
-            return self._string()
+            return self.string()
         if kind == _ARRAY:
             return self._array(nesting + 1)
         if kind not in _CODES:
             raise ValueError(f"it holds a value of unknown type {kind}")
-        return self._numbers(kind, 1)[0]
+        return self.numbers(kind, 1)[0]
 
     def _array(self, nesting: int) -> list[Value]:
-        kind, count = self._number(_KIND), self._number(_LENGTH)
-        if count > len(self._data) - self._at or nesting > _MAX_NESTING:
+        kind, count = self.number(_KIND), self.number(_LENGTH)
+        if count > len(self._data) - self.position or nesting > _MAX_NESTING:
             raise ValueError(f"it ends inside an array of {count} values")
         if kind in _CODES:
-            return list(self._numbers(kind, count))
+            return list(self.numbers(kind, count))
         return [self._value(kind, nesting) for _ in range(count)]
 
-    def _numbers(self, kind: int, count: int) -> tuple[Scalar, ...]:
+    def numbers(self, kind: int, count: int) -> tuple[Scalar, ...]:
         layout = struct.Struct(f"<{count}{_CODES[kind]}")
-        values = layout.unpack_from(self._data, self._at)
-        self._at += layout.size
+        values = layout.unpack_from(self._data, self.position)
+        self.position += layout.size
         return values
