@@ -47,11 +47,7 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
             f"got architecture {architecture!r} in {source}, wanted 'llama'; "
             "other models are not implemented"
         )
-    prefix = "llama."
-    values = {
-        key[len(prefix) :]: value for key, value in file.metadata.items() if key.startswith(prefix)
-    }
-    fields = Fields(values, source)
+    fields = _under("llama.", file)
     fields.refuse_unknown(_USED | _CHECKED.keys() | _HARMLESS)
     for key, (allowed, why) in _CHECKED.items():
         fields.fixed(key, allowed, why)
@@ -59,6 +55,16 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
         return _config(fields, file)
     except ConfigError as error:
         raise CheckpointError(f"{error} ({source})") from None
+
+
+def _under(prefix: str, file: GgufFile) -> Fields:
+    """The keys that begin with a prefix, without it."""
+    values = {
+        key.removeprefix(prefix): value
+        for key, value in file.metadata.items()
+        if key.startswith(prefix)
+    }
+    return Fields(values, str(file.path))
 
 
 def _config(fields: Fields, file: GgufFile) -> ModelConfig:
@@ -69,14 +75,8 @@ def _config(fields: Fields, file: GgufFile) -> ModelConfig:
     fields.fixed("rope.dimension_count", (size,), "partial rotary is not implemented")
     theta = fields.number("rope.freq_base", 10000.0)
     scaling, max_positions = _rope_scaling(fields, file, theta, size)
-    tokenizer = Fields(
-        {
-            key.removeprefix("tokenizer.ggml."): value
-            for key, value in file.metadata.items()
-            if key.startswith("tokenizer.ggml.") and key.endswith("_id")
-        },
-        fields.source,
-    )
+    tokenizer = _under("tokenizer.ggml.", file)
+    window = "attention.sliding_window"
     eos = [i for key in _EOS_KEYS for i in tokenizer.token_ids(key)]
     return ModelConfig(
         vocab_size=_vocab_size(fields, file),
@@ -94,11 +94,7 @@ def _config(fields: Fields, file: GgufFile) -> ModelConfig:
         tie_word_embeddings="output.weight" not in file.tensors,
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
-        sliding_window=(
-            fields.integer("attention.sliding_window")
-            if fields.has("attention.sliding_window")
-            else None
-        ),
+        sliding_window=fields.integer(window) if fields.has(window) else None,
         bos_token_id=tokenizer.token_id("bos_token_id"),
         eos_token_ids=tuple(dict.fromkeys(eos)),
         dtype=file.stored_dtype,

@@ -1,13 +1,14 @@
 """Read GGUF files: metadata and tensors, straight from a memory map.
 
-The header is parsed here because the `gguf` package's reader spends seconds on the string arrays
-of a tokenizer; its dequantisers are used for every tensor type without a fast path of ours.
-Knows nothing of models: it hands out names, shapes and arrays.
+The `gguf` package's reader spends seconds on the strings of a vocabulary, so only its dequantisers
+are used, for tensor types without a fast path of ours. Knows nothing of models: it hands out
+names, shapes and arrays.
 Source of the layout: docs/gguf.md of ggml.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Callable
@@ -22,25 +23,10 @@ from numpy.typing import NDArray
 from convert.tensors import Tensor
 from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
+from jaxpage.tokenizers.gguf_metadata import GGUF_MAGIC, GgufReader
 
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
 _MAX_DIMS = 8
-# GGUF value type -> struct code; 8 is a string and 9 an array.
-_SCALARS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
-_STRING, _ARRAY = 8, 9
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _F32, _F16, _Q4_0, _Q4_1, _Q8_0, _BF16 = 0, 1, 2, 3, 8, 30
 # Blocks dequantised at once: 32 kB of output, so that every pass stays in the first caches.
 _CHUNK_BLOCKS = 2048
@@ -60,7 +46,7 @@ class GgufFile:
 def is_gguf(path: Path) -> bool:
     """True when the file starts with the GGUF magic."""
     with path.open("rb") as file:
-        return file.read(4) == _MAGIC
+        return file.read(4) == GGUF_MAGIC
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -83,90 +69,44 @@ def read_gguf(path: Path) -> GgufFile:
         ) from None
 
 
-class _Cursor:
-    """A position in the map and the values read from it."""
-
-    def __init__(self, buffer: mmap.mmap) -> None:
-        self.buffer = buffer
-        self.position = 0
-        self.size = len(buffer)
-
-    def scalar(self, code: str) -> Any:
-        (value,) = struct.unpack_from("<" + code, self.buffer, self.position)
-        self.position += struct.calcsize("<" + code)
-        return value
-
-    def string(self) -> str:
-        length = self.scalar("Q")
-        end = self.position + length
-        if end > self.size:
-            raise ValueError(f"a string of {length} bytes runs past the end of the file")
-        text = self.buffer[self.position : end].decode("utf-8")
-        self.position = end
-        return text
-
-    def value(self, kind: int) -> Any:
-        if kind == _STRING:
-            return self.string()
-        if kind == _ARRAY:
-            return self.array()
-        return self.scalar(_SCALARS[kind])
-
-    def array(self) -> list[Any]:
-        kind, count = self.scalar("I"), self.scalar("Q")
-        if count > self.size - self.position:
-            raise ValueError(f"an array of {count} values runs past the end of the file")
-        if kind in _SCALARS:
-            layout = f"<{count}{_SCALARS[kind]}"
-            values = struct.unpack_from(layout, self.buffer, self.position)
-            self.position += struct.calcsize(layout)
-            return list(values)
-        return [self.value(kind) for _ in range(count)]
-
-
 def _parse(path: Path, buffer: mmap.mmap) -> GgufFile:
-    if buffer[:4] != _MAGIC:
-        raise CheckpointError(
-            f"got {path} that starts with {buffer[:4]!r}, wanted a GGUF file; check the download"
-        )
-    cursor = _Cursor(buffer)
-    cursor.position = 4
-    version = cursor.scalar("I")
-    if version not in _VERSIONS:
-        raise CheckpointError(
-            f"got GGUF version {version} in {path}, wanted 2 or 3 (little-endian); convert it again"
-        )
-    num_tensors, num_keys = cursor.scalar("Q"), cursor.scalar("Q")
-    metadata: dict[str, Any] = {}
-    for _ in range(num_keys):
-        key = cursor.string()
-        metadata[key] = cursor.value(cursor.scalar("I"))
-    infos: list[tuple[str, tuple[int, ...], int, int]] = []
-    for _ in range(num_tensors):
-        name, num_dims = cursor.string(), cursor.scalar("I")
-        if num_dims > _MAX_DIMS:
-            raise ValueError(f"tensor {name} has {num_dims} dimensions")
-        # GGUF stores the fastest axis first; reversed it is the row-major shape.
-        shape = tuple(cursor.scalar("Q") for _ in range(num_dims))[::-1]
-        infos.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
-    alignment = int(metadata.get("general.alignment", 32))
-    if alignment < 1:
+    reader = GgufReader(buffer)
+    metadata = reader.metadata()
+    infos = [_read_info(reader) for _ in range(reader.num_tensors)]
+    alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
         raise ValueError(f"general.alignment is {alignment}")
-    start = -(-cursor.position // alignment) * alignment
-    tensors = {
-        name: _tensor(path, buffer, name, shape, kind, start + offset)
-        for name, shape, kind, offset in infos
-    }
+    start = -(-reader.position // alignment) * alignment
+    tensors = {info.name: _tensor(path, buffer, info, start) for info in infos}
     embedding = tensors.get("token_embd.weight")
     dtype: DType = "float32" if embedding is None else embedding.dtype
     return GgufFile(path, metadata, tensors, dtype)
 
 
-def _tensor(
-    path: Path, buffer: mmap.mmap, name: str, shape: tuple[int, ...], kind: int, start: int
-) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Info:
+    """One row of the tensor table; `offset` counts from the start of the data."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    offset: int
+
+
+def _read_info(reader: GgufReader) -> _Info:
+    name, num_dims = reader.string(), reader.number(_U32)
+    if num_dims > _MAX_DIMS:
+        raise ValueError(f"tensor {name} has {num_dims} dimensions")
+    # GGUF stores the fastest axis first; reversed it is the row-major shape.
+    shape = tuple(reader.number(_U64) for _ in range(num_dims))[::-1]
+    return _Info(name, shape, reader.number(_U32), reader.number(_U64))
+
+
+def _tensor(path: Path, buffer: mmap.mmap, info: _Info, start: int) -> Tensor:
+    """A tensor of the table; `start` is where the data begins."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+    name, shape, kind, begin = info.name, info.shape, info.kind, start + info.offset
     try:
         block_size, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
     except (ValueError, KeyError):
@@ -174,22 +114,19 @@ def _tensor(
             f"got tensor {name} of unknown GGML type {kind} in {path}, wanted a type that the gguf "
             "package knows; update gguf or quantise the model to another type"
         ) from None
-    size = 1
-    for dim in shape:
-        size *= dim
-    num_bytes = size // block_size * block_bytes
+    num_bytes = math.prod(shape) // block_size * block_bytes
     if not shape or shape[-1] % block_size:
         raise ValueError(f"tensor {name} of shape {shape} is not in whole blocks of {block_size}")
-    if start + num_bytes > len(buffer):
+    if begin + num_bytes > len(buffer):
         raise CheckpointError(
-            f"got {path} of {len(buffer)} bytes, wanted at least {start + num_bytes} for tensor "
+            f"got {path} of {len(buffer)} bytes, wanted at least {begin + num_bytes} for tensor "
             f"{name}: the file is cut short; download it again"
         )
     dtype: DType = "bfloat16" if kind == _BF16 else "float16" if kind == _F16 else "float32"
     type_name = GGMLQuantizationType(kind).name
 
     def read() -> NDArray[Any]:
-        raw = np.frombuffer(buffer, np.uint8, num_bytes, start)
+        raw = np.frombuffer(buffer, np.uint8, num_bytes, begin)
         return _decode(raw, shape, kind, f"{name} ({type_name}) in {path}")
 
     return Tensor(name=name, shape=shape, dtype=dtype, num_bytes=num_bytes, read=read)
