@@ -78,5 +78,9 @@ def apply_moves(cache: KVCache, sources: Int[Array, "C"], destinations: Int[Arra
 def _scatter(pool: Array, rows: Array, slots: Array) -> Array:
     num_blocks, block_size, num_heads, head_dim = pool.shape
     flat = pool.reshape(num_blocks * block_size, num_heads, head_dim)
+    if slots.shape[0] == 1:
+        # XLA makes a slice update of a scatter of one row, and that copies the whole pool.
+        rows = jnp.concatenate([rows, rows])
+        slots = jnp.append(slots, jnp.int32(jnp.iinfo(jnp.int32).max))  # dropped
     flat = flat.at[slots].set(rows.astype(pool.dtype), mode="drop", unique_indices=True)
     return flat.reshape(pool.shape)
