@@ -66,7 +66,7 @@ def random_model(config: dict[str, Any], *, seed: int = 0) -> ModelFiles:
         elif name == "model.embed_tokens.weight":
             weights[name] = 0.5 * noise
         else:
-            weights[name] = noise * np.float32(1.5 / shape[1] ** 0.5)
+            weights[name] = noise * np.float32(1.0 / shape[1] ** 0.5)
     return ModelFiles(config, weights, {})
 
 

@@ -32,7 +32,7 @@ LLAMA3_SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
+    "original_max_position_embeddings": 64,
 }
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -51,8 +51,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
         "max_position_embeddings": 12,
     },
-    "llama3_rope": {"rope_scaling": {"rope_type": "llama3", **LLAMA3_SCALING}},
+    "llama3_rope": {
+        "head_dim": 16,  # so that two of the eight wavelengths lie between the rule's two bounds
+        "max_position_embeddings": 512,
+        "rope_scaling": {"rope_type": "llama3", **LLAMA3_SCALING},
+    },
+    "llama31_rope": {
+        "rope_theta": 500000.0,
+        "max_position_embeddings": 131072,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            **LLAMA3_SCALING,
+            "original_max_position_embeddings": 8192,
+        },
+    },
     "rope_parameters": {
+        "max_position_embeddings": 512,
         "rope_scaling": None,
         "rope_parameters": {"rope_type": "llama3", "rope_theta": 20000.0, **LLAMA3_SCALING},
     },
@@ -63,8 +77,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sliding_window": 6,
     },
 }
-"""What each variant changes in BASE. Prompts of 20 tokens and more reach past the window, and past
-the lengths that the rope scalings call original."""
+"""What each variant changes in BASE. Prompts of 20 tokens reach past the window, and past the
+length from which dynamic scaling sets in."""
 
 
 def variant(name: str, *, seed: int = 0) -> ModelFiles:

@@ -60,7 +60,7 @@ def greedy(model: Any, prompt_ids: list[int], max_tokens: int) -> dict[str, Any]
     ends = {ends} if isinstance(ends, int) else set(ends)
     fed, prompt_logprobs = torch.tensor([prompt_ids]), None
     while len(tops) < max_tokens:
-        out = model(fed, past_key_values=cache, use_cache=True)
+        out = model(fed, cache=cache, use_cache=True)
         cache, logprobs = out.past_key_values, torch.log_softmax(out.logits[0], -1)
         if prompt_logprobs is None:
             told = logprobs[torch.arange(len(ids) - 1), torch.tensor(ids[1:], dtype=torch.long)]

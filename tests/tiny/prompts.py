@@ -11,7 +11,9 @@ PROMPTS = {
     "days": "The days: Friday,",
     "bytes": "Sam is tired 😴. Ella is",
     "letters": "The letters: d e f",
-    "ends_soon": "Question: What is 2 + 3?\nAnswer: 2 + 3 = 5.\nQuestion: What comes after 8?\nAnswer:",
+    "ends_soon": (
+        "Question: What is 2 + 3?\nAnswer: 2 + 3 = 5.\nQuestion: What comes after 8?\nAnswer:"
+    ),
     "begin": "",
     "long": (
         "Mia has a red ball. Mia goes to the park. Ben is at the park too. Ben likes the ball. "

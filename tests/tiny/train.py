@@ -11,6 +11,7 @@ import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +42,24 @@ CONFIG = ModelConfig(
     eos_token_ids=(2,),
 )
 TEXT_SEED, HELD_OUT_SEED = 1, 2
-ROWS, ROW_TOKENS = 8, 384
+SHAPES = ((24, 128), (24, 128), (24, 128), (8, 384))
+"""(rows, tokens a row) of the batches, in turn: attention costs tokens squared, and most documents
+are short. A document is cut where its row ends."""
 PEAK_RATE = 4e-3
 
 
 @register_dataclass
 @dataclass(frozen=True)
 class TrainStep:
-    """Rows of packed documents, flat: what the model and `dense_attention` read of a step."""
+    """R rows of packed documents, flat: what the model and `dense_attention` read of a step."""
 
-    tokens: Array  # [T] int32, T = ROWS * ROW_TOKENS
+    tokens: Array  # [T] int32
     positions: Array  # [T] int32, from 0 in every document
     documents: Array  # [T] int32, which document of its row a token is of
     targets: Array  # [T] int32, the next token
     weights: Array  # [T] float32, 0 where the next token is of another document
-    query_starts: Array  # [ROWS + 1] int32; read by dynamic rope scaling alone
-    prompt_lens: Array  # [ROWS] int32; likewise
+    query_starts: Array  # [R + 1] int32
+    prompt_lens: Array  # [R] int32; for dynamic rope scaling alone
 
 
 def main() -> None:
@@ -114,10 +117,11 @@ def dense_attention(
     q: Array, k: Array, v: Array, layer_kv: None, step: TrainStep
 ) -> tuple[Array, None]:
     """Causal softmax attention inside each document; no cache. q [T, N, H], k and v [T, K, H]."""
-    rows = (ROWS, ROW_TOKENS)
+    num_rows = step.prompt_lens.shape[0]
+    rows = (num_rows, q.shape[0] // num_rows)
     q = q.reshape(*rows, CONFIG.num_kv_heads, CONFIG.group_size, CONFIG.head_dim)
     k, v = (x.reshape(*rows, CONFIG.num_kv_heads, CONFIG.head_dim) for x in (k, v))
-    order = jnp.arange(ROW_TOKENS, dtype=jnp.int32)
+    order = jnp.arange(rows[1], dtype=jnp.int32)
     document = step.documents.reshape(rows)
     seen = (order[:, None] >= order[None, :])[None] & (document[:, :, None] == document[:, None, :])
     scores = jnp.einsum("bqkgh,bskh->bkgqs", q, k) * jnp.float32(CONFIG.head_dim**-0.5)
@@ -129,8 +133,8 @@ def dense_attention(
 def batches(tokenizer: Path, seed: int) -> Iterator[TrainStep]:
     """An endless stream of batches of packed documents."""
     source = _marked(tokenizer, seed)
-    while True:
-        rows = [_row(source) for _ in range(ROWS)]
+    for num_rows, row_tokens in cycle(SHAPES):
+        rows = [_row(source, row_tokens) for _ in range(num_rows)]
         tokens, positions, ids = (np.array(part, np.int32) for part in zip(*rows, strict=True))
         weights = (ids[:, 1:] == ids[:, :-1]).astype(np.float32)
         yield TrainStep(
@@ -139,13 +143,13 @@ def batches(tokenizer: Path, seed: int) -> Iterator[TrainStep]:
             documents=jnp.asarray(ids[:, :-1].reshape(-1)),
             targets=jnp.asarray(tokens[:, 1:].reshape(-1)),
             weights=jnp.asarray(weights.reshape(-1)),
-            query_starts=jnp.arange(ROWS + 1, dtype=jnp.int32) * ROW_TOKENS,
-            prompt_lens=jnp.full(ROWS, ROW_TOKENS, jnp.int32),
+            query_starts=jnp.arange(num_rows + 1, dtype=jnp.int32) * row_tokens,
+            prompt_lens=jnp.full(num_rows, row_tokens, jnp.int32),
         )
 
 
-def _row(source: Iterator[list[int]]) -> tuple[list[int], list[int], list[int]]:
-    """Whole documents, the last one cut: tokens, positions and numbers, ROW_TOKENS + 1 of each."""
+def _row(source: Iterator[list[int]], row_tokens: int) -> tuple[list[int], list[int], list[int]]:
+    """Whole documents, the last one cut: tokens, positions and numbers, row_tokens + 1 of each."""
     tokens: list[int] = []
     positions: list[int] = []
     ids: list[int] = []
@@ -153,9 +157,9 @@ def _row(source: Iterator[list[int]]) -> tuple[list[int], list[int], list[int]]:
         tokens += document
         positions += range(len(document))
         ids += [number] * len(document)
-        if len(tokens) > ROW_TOKENS:
+        if len(tokens) > row_tokens:
             break
-    size = ROW_TOKENS + 1
+    size = row_tokens + 1
     return tokens[:size], positions[:size], ids[:size]
 
 
