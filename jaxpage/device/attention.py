@@ -17,16 +17,13 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxpage.device.attention_xla import attend_xla
+from jaxpage.device.attention_xla import EXACT, MASKED, attend_xla
 from jaxpage.device.kv_cache import write_kv
 from jaxpage.device.types import Attention, LayerKV, StepInput
 from jaxpage.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-
-MASKED = -1e30
-"""A finite floor for masked scores: -inf minus -inf would be NaN."""
 
 
 def make_attention(name: str, *, scale: float, sliding_window: int | None = None) -> Attention:
@@ -67,31 +64,32 @@ def attend_reference(
     num_tokens, num_heads, head_dim = q.shape
     num_rows, width = step.block_tables.shape
     _, block_size, num_kv_heads, _ = layer_kv.k.shape
-    row_of = jnp.searchsorted(step.query_starts, jnp.arange(num_tokens), side="right") - 1
-    is_live = row_of < num_rows  # padding tokens lie beyond the last row
+    token = jnp.arange(num_tokens)
+    row_of = jnp.searchsorted(step.query_starts, token, side="right") - 1  # B for padding
     first_query = step.context_lens - jnp.diff(step.query_starts)
 
-    position = jnp.tile(jnp.arange(width * block_size), num_rows)
-    row = jnp.repeat(jnp.arange(num_rows), width * block_size)
-    is_stored = position < step.context_lens[row]
-    is_seen = (row_of[:, None] == row[None]) & (position[None] <= step.positions[:, None])
+    slot = jnp.arange(width * block_size)  # of a row's table, which is the position in the row
+    is_stored = slot[None] < step.context_lens[:, None]  # [B, slots]
+    is_seen = slot[None] <= step.positions[:, None]  # [T, slots]
     if sliding_window is not None:
-        is_stored &= position > first_query[row] - sliding_window
-        is_seen &= position[None] > step.positions[:, None] - sliding_window
-    is_seen &= is_stored[None] & is_live[:, None]
+        is_stored &= slot[None] > first_query[:, None] - sliding_window
+        is_seen &= slot[None] > step.positions[:, None] - sliding_window
+    is_seen = is_seen[None] & is_stored[:, None]  # [B, T, slots]
+    is_seen &= (row_of[None] == jnp.arange(num_rows)[:, None])[..., None]
 
     def gather(pool: Array) -> Array:
-        flat = pool[step.block_tables].reshape(-1, num_kv_heads, head_dim)
-        return jnp.where(is_stored[:, None, None], flat, 0).astype(jnp.float32)
+        stored = pool[step.block_tables].reshape(num_rows, -1, num_kv_heads, head_dim)
+        return jnp.where(is_stored[..., None, None], stored, 0).astype(jnp.float32)
 
     k, v = gather(layer_kv.k), gather(layer_kv.v)
-    grouped = q.astype(jnp.float32).reshape(num_tokens, num_kv_heads, -1, head_dim)
-    exact = lax.Precision.HIGHEST
-    scores = jnp.einsum("tkgh,skh->kgts", grouped, k, precision=exact) * scale
-    scores = jnp.where(is_seen[None, None], scores, MASKED)
-    weights = jnp.where(
-        is_seen[None, None], jnp.exp(scores - lax.stop_gradient(scores.max(-1, keepdims=True))), 0
-    )
-    total = jnp.maximum(weights.sum(-1), jnp.finfo(jnp.float32).tiny)  # [K, G, T]
-    out = jnp.einsum("kgts,skh->kgth", weights, v, precision=exact) / total[..., None]
-    return jnp.moveaxis(out, 2, 0).reshape(num_tokens, num_heads, head_dim).astype(q.dtype)
+    queries = q.astype(jnp.float32).reshape(num_tokens, num_kv_heads, -1, head_dim)
+    mask = is_seen[:, None, None]
+    scores = jnp.einsum("tkgh,bskh->bkgts", queries, k, precision=EXACT) * scale
+    scores = jnp.where(mask, scores, MASKED)
+    top = lax.stop_gradient(scores.max(-1, keepdims=True))
+    weights = jnp.where(mask, jnp.exp(scores - top), 0)
+    total = jnp.maximum(weights.sum(-1), jnp.finfo(jnp.float32).tiny)
+    out = jnp.einsum("bkgts,bskh->btkgh", weights, v, precision=EXACT)
+    out = out / jnp.moveaxis(total, 3, 1)[..., None]
+    own = out[jnp.minimum(row_of, num_rows - 1), token]  # chosen, not summed: NaN stays in its row
+    return own.reshape(num_tokens, num_heads, head_dim).astype(q.dtype)

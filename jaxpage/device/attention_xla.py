@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 MASKED = -1e30
+"""A finite floor for masked scores: -inf minus -inf would be NaN."""
+EXACT = lax.Precision.HIGHEST
+"""float32 as promised: a GPU would take TF32 without being told."""
 DECODE_CHUNK_TOKENS = 64
 PREFILL_CHUNK_TOKENS = 256
 PREFILL_TILE_TOKENS = 64
-EXACT = lax.Precision.HIGHEST
 
 
 class Softmax(NamedTuple):

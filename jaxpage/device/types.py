@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -24,8 +24,9 @@ from jax.tree_util import register_dataclass
 
 from jaxpage.config import ModelConfig
 
-HostArray = Any
-"""A jax.Array; a NumPy array while the host still fills it, before its one device_put."""
+Leaf = Any
+"""A jax.Array, or what stands for it in a tree of the same form: a NumPy array that the host is
+still filling, a shape, a sharding."""
 
 
 @register_dataclass
@@ -33,9 +34,9 @@ HostArray = Any
 class LayerKV:
     """One layer's part of the pool. Block 0 is the null block: never allocated."""
 
-    k: Array  # [P, S, K, H] model dtype
-    v: Array  # [P, S, K, H] model dtype
-    scales: Array | None = None  # quantised pools only; None: stored as is
+    k: Leaf  # [P, S, K, H] model dtype
+    v: Leaf  # [P, S, K, H] model dtype
+    scales: Leaf | None = None  # quantised pools only; None: stored as is
 
 
 KVCache = tuple[LayerKV, ...]
@@ -53,15 +54,15 @@ class StepInput:
     tokens happen to be as many as its rows is padded by one token).
     """
 
-    tokens: HostArray  # [T]
-    positions: HostArray  # [T] position in the sequence, 0-based; 0 for padding
-    slots: HostArray  # [T] block_id * S + offset; distinct values >= P*S for padding
-    block_tables: HostArray  # [B, M] block ids in logical order; 0 beyond the live part
-    context_lens: HostArray  # [B] tokens in the cache once this step has written
-    query_starts: HostArray  # [B + 1] non-decreasing; the last entry is the number of live tokens
-    token_source: HostArray  # [B] 0: tokens as given; d+1: the row's last token is previous draw d
-    prompt_lens: HostArray  # [B] tokens of the row's own prompt (dynamic rope scaling reads it)
-    logit_index: HostArray  # [R] index into T of the token whose logits a draw reads; 0 for padding
+    tokens: Leaf  # [T]
+    positions: Leaf  # [T] position in the sequence, 0-based; 0 for padding
+    slots: Leaf  # [T] block_id * S + offset; distinct values >= P*S for padding
+    block_tables: Leaf  # [B, M] block ids in logical order; 0 beyond the live part
+    context_lens: Leaf  # [B] tokens in the cache once this step has written
+    query_starts: Leaf  # [B + 1] non-decreasing; the last entry is the number of live tokens
+    token_source: Leaf  # [B] 0: tokens as given; d+1: the row's last token is previous draw d
+    prompt_lens: Leaf  # [B] tokens of the row's own prompt (dynamic rope scaling reads it)
+    logit_index: Leaf  # [R] index into T of the token whose logits a draw reads; 0 for padding
 
 
 @register_dataclass
@@ -69,9 +70,9 @@ class StepInput:
 class DrawInput:
     """What a forward pass hands to the sampler, one entry a draw."""
 
-    hidden: Array  # [R, D] final hidden state, normalised, model dtype
-    token_ids: Array  # [R] int32, the token that was just fed (the last of the draw's history)
-    positions: Array  # [R] int32, the position of the token that will be drawn
+    hidden: Leaf  # [R, D] final hidden state, normalised, model dtype
+    token_ids: Leaf  # [R] int32, the token that was just fed (the last of the draw's history)
+    positions: Leaf  # [R] int32, the position of the token that will be drawn
 
 
 @register_dataclass
@@ -83,15 +84,13 @@ class SamplingInput:
     `history` are None does, which makes 2 x 2 programs a row count.
     """
 
-    temperature: HostArray  # [R] float32; under MIN_TEMPERATURE, 0 too, is greedy
-    top_k: HostArray  # [R] int32, 0 = off; padding 0
-    top_p: HostArray  # [R] float32, 1 = off; padding 1
-    min_p: HostArray  # [R] float32, 0 = off; padding 0
-    seed_words: HostArray  # [R, 2] uint32, high and low half of the 64-bit seed; padding 0
-    sample_index: HostArray  # [R] int32; padding 0
-    processed_logprobs: (
-        HostArray  # [R] bool, logprobs of the drawn-from distribution, not the raw one
-    )
+    temperature: Leaf  # [R] float32; under MIN_TEMPERATURE, 0 too, is greedy
+    top_k: Leaf  # [R] int32, 0 = off; padding 0
+    top_p: Leaf  # [R] float32, 1 = off; padding 1
+    min_p: Leaf  # [R] float32, 0 = off; padding 0
+    seed_words: Leaf  # [R, 2] uint32, high and low half of the 64-bit seed; padding 0
+    sample_index: Leaf  # [R] int32; padding 0
+    processed_logprobs: Leaf  # [R] bool, logprobs of the drawn-from distribution, not the raw one
     edits: LogitEdits | None = None  # None: no draw of this step edits its logits
     history: History | None = None  # None: no draw of this step looks at its history
 
@@ -104,13 +103,11 @@ class LogitEdits:
     A draw that edits nothing: ids V, bias 0, every bit of `allowed` set, min_position 0.
     """
 
-    bias_ids: HostArray  # [R, E] int32, no id twice in a row; padding V
-    bias_values: HostArray  # [R, E] float32, added; -inf forbids; padding 0
-    allowed: HostArray  # [R, ceil(V / 32)] uint32, bit i % 32 of word i // 32; all ones = all
-    stop_ids: (
-        HostArray  # [R, Z] int32, forbidden while the drawn position < min_position; padding V
-    )
-    min_position: HostArray  # [R] int32, prompt_len + min_tokens; 0 = off
+    bias_ids: Leaf  # [R, E] int32, no id twice in a row; padding V
+    bias_values: Leaf  # [R, E] float32, added; -inf forbids; padding 0
+    allowed: Leaf  # [R, ceil(V / 32)] uint32, bit i % 32 of word i // 32; all ones = all
+    stop_ids: Leaf  # [R, Z] int32, forbidden while the drawn position < min_position; padding V
+    min_position: Leaf  # [R] int32, prompt_len + min_tokens; 0 = off
 
 
 @register_dataclass
@@ -125,16 +122,14 @@ class History:
         bad_words (V+1) d e x at L = 4   bad_word_lens 3
     """
 
-    tokens: HostArray  # [R, C] int32, the first `lengths` are live; padding V
-    lengths: HostArray  # [R] int32, live entries of `tokens`, 0 .. C
-    prompt_lens: HostArray  # [R] int32, tokens of the prompt; presence and frequency skip those
-    presence: HostArray  # [R] float32, 0 = off
-    frequency: HostArray  # [R] float32, 0 = off
-    repetition: HostArray  # [R] float32, 1 = off
-    bad_words: (
-        HostArray  # [R, W, L] int32, each word's ids right-aligned and padded left with V + 1
-    )
-    bad_word_lens: HostArray  # [R, W] int32, 0 = no word
+    tokens: Leaf  # [R, C] int32, the first `lengths` are live; padding V
+    lengths: Leaf  # [R] int32, live entries of `tokens`, 0 .. C
+    prompt_lens: Leaf  # [R] int32, tokens of the prompt; presence and frequency skip those
+    presence: Leaf  # [R] float32, 0 = off
+    frequency: Leaf  # [R] float32, 0 = off
+    repetition: Leaf  # [R] float32, 1 = off
+    bad_words: Leaf  # [R, W, L] int32, each word's ids right-aligned and padded left with V + 1
+    bad_word_lens: Leaf  # [R, W] int32, 0 = no word
 
 
 @register_dataclass
@@ -142,11 +137,11 @@ class History:
 class StepOutput:
     """What was drawn."""
 
-    token_ids: Array  # [R] int32
-    logprobs: Array  # [R] float32, in the draw's own mode
-    raw_logprobs: Array  # [R] float32, log_softmax of the model's logits at the drawn token
-    top_ids: Array  # [R, J] int32, best first, in the draw's own mode; J is num_top, at most V
-    top_logprobs: Array  # [R, J] float32
+    token_ids: Leaf  # [R] int32
+    logprobs: Leaf  # [R] float32, in the draw's own mode
+    raw_logprobs: Leaf  # [R] float32, log_softmax of the model's logits at the drawn token
+    top_ids: Leaf  # [R, J] int32, best first, in the draw's own mode; J is num_top, at most V
+    top_logprobs: Leaf  # [R, J] float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +205,7 @@ Attention = Callable[[Array, Array, Array, LayerKV, StepInput], tuple[Array, Lay
 """(q [T, N, H], k [T, K, H], v [T, K, H], layer_kv, step) -> (out [T, N, H], layer_kv)"""
 
 
+@runtime_checkable
 class Model(Protocol):
     """What a step needs of a model; a Linen module fits.
 

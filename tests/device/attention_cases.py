@@ -1,0 +1,192 @@
+"""Steps over a poisoned pool, and what attention over them must give, in float64 NumPy.
+
+Every slot that no row may read holds NaN, table entries beyond a row's live blocks are rubbish,
+and blocks that have left a sliding window have given way to the null block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpage.device import attention
+from jaxpage.device.types import LayerKV, StepInput
+
+TOLERANCES = {"float32": 4e-6, "bfloat16": 1.2e-2, "float16": 1.5e-3}
+"""Largest error of a token's output over its largest expected entry, or over 1."""
+SCALE = 0.3
+
+
+@dataclass(frozen=True)
+class Case:
+    """`rows` are (context_len, tokens fed by this step); all of one token: a decode step."""
+
+    rows: tuple[tuple[int, int], ...]
+    block_size: int = 4
+    num_kv_heads: int = 2
+    group: int = 1
+    head_dim: int = 8
+    window: int | None = None
+    dtype: str = "float32"
+    spare_rows: int = 0
+    spare_tokens: int = 0
+    spare_width: int = 2
+    order: tuple[int, ...] | None = None
+    """Which row of `rows` stands at each place of the batch; its numbers go with it."""
+    causal_shift: int = 0
+    """Moves the oracle's mask: a wrong oracle, to prove that the comparison would notice."""
+
+    @property
+    def is_decode(self) -> bool:
+        return all(fed <= 1 for _, fed in self.rows) and not self.spare_tokens
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows) + self.spare_rows
+
+    @property
+    def num_tokens(self) -> int:
+        tokens = sum(fed for _, fed in self.rows) + self.spare_tokens
+        if self.is_decode:
+            return self.num_rows
+        return tokens + 1 if tokens == self.num_rows else tokens
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        return self.order or tuple(range(len(self.rows)))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The case as arrays; `tokens[r]` are the places in T of the tokens of row r of the case."""
+
+    q: Any  # [T, N, H]
+    k: Any  # [T, K, H]
+    v: Any  # [T, K, H]
+    layer_kv: LayerKV
+    step: StepInput
+    expected: np.ndarray  # [T, N, H] float64
+    tokens: dict[int, np.ndarray]
+
+
+def build(case: Case) -> Problem:
+    size, rng = case.block_size, np.random.default_rng(0)
+    num_blocks = [-(-context // size) for context, _ in case.rows]
+    width = max(1, *num_blocks) + case.spare_width
+    num_pool_blocks = sum(num_blocks) + 3
+    pool_shape = (num_pool_blocks, size, case.num_kv_heads, case.head_dim)
+    pools = np.full((2, *pool_shape), np.nan)
+    step = _padding_step(case, width, first_dead_slot=num_pool_blocks * size, rng=rng)
+    q = rng.standard_normal((case.num_tokens, case.num_kv_heads * case.group, case.head_dim))
+    kv = rng.standard_normal((2, case.num_tokens, case.num_kv_heads, case.head_dim))
+    expected, tokens, end = np.zeros(q.shape), {}, 0
+    free = iter(rng.permutation(np.arange(1, num_pool_blocks)))
+    for place, row in enumerate(case.places):
+        context, fed = case.rows[row]
+        first = place if case.is_decode else end
+        end = first + fed
+        tokens[row] = np.arange(first, end)
+        queries, history = _row_numbers(case, row)
+        q[first:end], kv[:, first:end] = queries, history[:, context - fed :]
+        expected[first:end] = dense_attention(case, queries, history)
+        blocks = np.array([next(free) for _ in range(num_blocks[row])], np.int32)
+        slots = (blocks[:, None] * size + np.arange(size)).reshape(-1)[:context]
+        for pool, past in zip(pools, history, strict=True):
+            pool.reshape(-1, *pool_shape[2:])[slots[: context - fed]] = past[: context - fed]
+        oldest = 0 if case.window is None else max(0, context - fed + 1 - case.window)
+        pools.reshape(2, -1, *pool_shape[2:])[:, slots[: min(oldest, context - fed)]] = np.nan
+        blocks[: oldest // size] = 0
+        step.block_tables[place, : len(blocks)] = blocks
+        step.positions[first:end] = np.arange(context - fed, context)
+        step.slots[first:end] = slots[context - fed :]
+        step.context_lens[place] = context
+        step.query_starts[place + 1 :] = end
+    if case.is_decode:
+        step.query_starts[:] = np.minimum(np.arange(case.num_rows + 1), len(case.rows))
+    q, k, v = (_rounded(array, case.dtype) for array in (q, *kv))
+    layer_kv = LayerKV(*(_rounded(pool, case.dtype) for pool in pools))
+    return Problem(q, k, v, layer_kv, step, expected, tokens)
+
+
+def run(name: str, case: Case, problem: Problem | None = None) -> np.ndarray:
+    """The backend's output, as float64."""
+    problem = problem or build(case)
+    out, _ = jitted(name, case.window)(
+        problem.q, problem.k, problem.v, problem.layer_kv, jax.device_put(problem.step)
+    )
+    return np.asarray(out.astype(jnp.float32), np.float64)
+
+
+@cache
+def jitted(name: str, window: int | None) -> Any:
+    return jax.jit(attention.make_attention(name, scale=SCALE, sliding_window=window))
+
+
+def worst_error(got: np.ndarray, problem: Problem) -> float:
+    """The largest error of any token, each over its own largest entry; infinity for NaN."""
+    scale = np.maximum(np.abs(problem.expected).max((1, 2)), 1)
+    error = np.abs(got - problem.expected).max((1, 2)) / scale
+    return float(np.nan_to_num(error, nan=np.inf).max())
+
+
+def swapped(problem: Problem) -> Problem:
+    """K and V exchanged everywhere."""
+    pool = problem.layer_kv
+    return replace(problem, k=problem.v, v=problem.k, layer_kv=LayerKV(k=pool.v, v=pool.k))
+
+
+def dense_attention(case: Case, queries: np.ndarray, history: np.ndarray) -> np.ndarray:
+    """[fed, N, H] of one row, a query and a head at a time."""
+    keys, values = history
+    context, fed = len(keys), len(queries)
+    out = np.zeros(queries.shape)
+    for index in range(fed):
+        last = min(context - fed + index + case.causal_shift, context - 1)
+        first = 0 if case.window is None else max(0, last + 1 - case.window)
+        for head in range(queries.shape[1]):
+            k = keys[first : last + 1, head // case.group]
+            scores = k @ queries[index, head] * SCALE
+            weights = np.exp(scores - scores.max(initial=-np.inf))
+            v = values[first : last + 1, head // case.group]
+            out[index, head] = weights @ v / weights.sum() if len(k) else 0
+    return out
+
+
+def _row_numbers(case: Case, row: int) -> tuple[np.ndarray, np.ndarray]:
+    """Queries [fed, N, H] and K, V [2, context, K, H] of a row: the same in any batch."""
+    context, fed = case.rows[row]
+    rng = np.random.default_rng((1, row))
+    queries = rng.standard_normal((fed, case.num_kv_heads * case.group, case.head_dim))
+    history = rng.standard_normal((2, context, case.num_kv_heads, case.head_dim))
+    return tuple(
+        np.asarray(_rounded(array, case.dtype).astype(jnp.float32), np.float64)
+        for array in (queries, history)
+    )
+
+
+def _rounded(array: np.ndarray, dtype: str) -> jax.Array:
+    return jnp.asarray(array, jnp.float32).astype(dtype)
+
+
+def _padding_step(
+    case: Case, width: int, *, first_dead_slot: int, rng: np.random.Generator
+) -> StepInput:
+    """A step of padding whose tables are rubbish: live ids, ids beyond the pool."""
+    rows, tokens = case.num_rows, case.num_tokens
+    rubbish = rng.choice([0, 1, 2, 10**6], (rows, width)).astype(np.int32)
+    return StepInput(
+        tokens=np.zeros(tokens, np.int32),
+        positions=np.zeros(tokens, np.int32),
+        slots=first_dead_slot + np.arange(tokens, dtype=np.int32),
+        block_tables=rubbish,
+        context_lens=np.zeros(rows, np.int32),
+        query_starts=np.zeros(rows + 1, np.int32),
+        token_source=np.zeros(rows, np.int32),
+        prompt_lens=np.zeros(rows, np.int32),
+        logit_index=np.zeros(rows, np.int32),
+    )
