@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import tokenizers
+
 from jaxpage.errors import CheckpointError, ConfigError
 from jaxpage.tokenizers.base import TextStream, Tokenizer, TokenizerInfo
 from jaxpage.tokenizers.fast import FastTokenizer
 from jaxpage.tokenizers.gguf import tokenizer_from_gguf
 from jaxpage.tokenizers.gguf_metadata import read_gguf_metadata
-from jaxpage.tokenizers.hf_directory import tokenizer_from_directory
+from jaxpage.tokenizers.hf_directory import PARTS, tokenizer_from_directory
 from jaxpage.tokenizers.saving import write_tokenizer
 from jaxpage.tokenizers.sentencepiece_kind import SentencePieceTokenizer
 
@@ -17,6 +19,7 @@ __all__ = [
     "TextStream",
     "Tokenizer",
     "TokenizerInfo",
+    "as_tokenizer",
     "load_tokenizer",
     "read_gguf_metadata",
     "save_tokenizer",
@@ -42,6 +45,27 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     return tokenizer_from_gguf(read_gguf_metadata(path))
 
 
+def as_tokenizer(source: object) -> Tokenizer:
+    """A tokenizer from what a caller has: one already, a path, an object of the tokenizers
+    library, or a fast tokenizer of transformers.
+
+    Raises ConfigError for anything else.
+    """
+    if isinstance(source, Tokenizer):
+        return source
+    if isinstance(source, (str, Path)):
+        return load_tokenizer(source)
+    if isinstance(source, tokenizers.Tokenizer):
+        return FastTokenizer(source, TokenizerInfo())
+    backend = getattr(source, "backend_tokenizer", None)
+    if isinstance(backend, tokenizers.Tokenizer):
+        return FastTokenizer(backend, _info_of(source, backend))
+    raise ConfigError(
+        f"got a tokenizer of type {type(source).__name__}, wanted one of load_tokenizer, of the "
+        "tokenizers library or a fast one of transformers; pass the path of the model instead"
+    )
+
+
 def save_tokenizer(tokenizer: Tokenizer, directory: str | Path) -> None:
     """Writes `tokenizer` into `directory` in Hugging Face's form, so that it loads as it was.
 
@@ -53,3 +77,18 @@ def save_tokenizer(tokenizer: Tokenizer, directory: str | Path) -> None:
             "save it with the library it comes from"
         )
     write_tokenizer(tokenizer, Path(directory))
+
+
+def _info_of(source: object, backend: tokenizers.Tokenizer) -> TokenizerInfo:
+    """What an object of transformers says of itself, which is not imported for it."""
+    special = {part: text for part in PARTS if isinstance(text := getattr(source, part, None), str)}
+    bos_id, eos_id, template = (
+        getattr(source, name, None) for name in ("bos_token_id", "eos_token_id", "chat_template")
+    )
+    return TokenizerInfo(
+        bos_token_id=bos_id,
+        eos_token_ids=() if eos_id is None else (eos_id,),
+        special_tokens=special,
+        adds_bos=bos_id is not None and backend.encode("").ids[:1] == [bos_id],
+        chat_template=template if isinstance(template, str) else None,
+    )

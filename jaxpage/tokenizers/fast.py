@@ -55,7 +55,8 @@ class FastTokenizer(DescribedTokenizer):
 class LibraryErrors:
     """Turns what the tokenizers library raises for bad data into a CheckpointError.
 
-    The library raises `Exception` itself; its subclasses are other faults and pass.
+    The library raises `Exception` or `ValueError` itself; their subclasses are other faults and
+    pass.
     """
 
     def __init__(self, source: str) -> None:
@@ -67,7 +68,7 @@ class LibraryErrors:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> None:
-        if kind is Exception:
+        if kind in (Exception, ValueError):
             raise CheckpointError(
                 f"got {self._source}, wanted a tokenizer that the tokenizers library reads "
                 f"({error}); download or convert it again"

@@ -53,7 +53,7 @@ def tokenizer_from_directory(directory: Path) -> FastTokenizer | SentencePieceTo
 
 def _fast(directory: Path, settings: Json) -> FastTokenizer:
     with LibraryErrors(str(directory / FAST_FILE)):
-        backend = tokenizers.Tokenizer.from_str(_read(directory / FAST_FILE).decode("utf-8"))
+        backend = tokenizers.Tokenizer.from_buffer(_read(directory / FAST_FILE))
     backend.no_padding()
     backend.no_truncation()
     special = _special_tokens(directory, settings)
@@ -134,20 +134,25 @@ def _eos_token_ids(directory: Path, from_tokenizer: int | None) -> tuple[int, ..
     for name in (GENERATION_FILE, "config.json"):
         value = _read_json(directory / name).get("eos_token_id")
         ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(token_id, int) for token_id in ids):
+            raise CheckpointError(
+                f"got eos_token_id={value!r} in {directory / name}, wanted an id or a list of ids; "
+                "mend the file"
+            )
         if ids:
-            return tuple(int(token_id) for token_id in ids)
+            return tuple(ids)
     return () if from_tokenizer is None else (from_tokenizer,)
 
 
 def _chat_template(directory: Path, settings: Json, special: Mapping[str, str]) -> str | None:
     own = directory / "chat_template.jinja"
     if own.is_file():
-        return _read(own).decode("utf-8")
+        return _read_text(own)
     template = settings.get("chat_template")
     if template is None:
         template = _read_json(directory / "chat_template.json").get("chat_template")
     if isinstance(template, list):  # several by name: [{"name": ..., "template": ...}]
-        by_name = {each["name"]: each["template"] for each in template}
+        by_name = {each.get("name"): each.get("template") for each in template}
         template = by_name.get("default", next(iter(by_name.values()), None))
     if isinstance(template, str):
         return template
@@ -189,7 +194,7 @@ def _read_json(path: Path) -> Json:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(_read(path))
+        value = json.loads(_read_text(path))
     except ValueError as error:
         raise CheckpointError(
             f"got {path} that is no JSON ({error}), wanted a whole file; download it again"
@@ -199,6 +204,15 @@ def _read_json(path: Path) -> Json:
             f"got {path} with a {type(value).__name__}, wanted an object; download it again"
         )
     return value
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return _read(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(
+            f"got {path} that is no UTF-8 ({error}), wanted text; download it again"
+        ) from error
 
 
 def _read(path: Path) -> bytes:
