@@ -35,7 +35,7 @@ VICUNA_TEMPLATE = """\
 {%- if not turns -%}{{- raise_exception('a user message is wanted') -}}{%- endif -%}
 {{- bos_token ~ system ~ ' ' -}}
 {%- for turn in turns -%}
-    {%- if (turn['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+    {%- if turn['role'] != ('user', 'assistant')[loop.index0 % 2] -%}
         {{- raise_exception('user and assistant must take turns, the user first') -}}
     {%- elif turn['role'] == 'user' -%}
         {{- 'USER: ' ~ turn['content'].strip() ~ ' ' -}}
@@ -57,7 +57,7 @@ LLAMA2_TEMPLATE = """\
 {%- endif -%}
 {%- if not turns -%}{{- raise_exception('a user message is wanted') -}}{%- endif -%}
 {%- for turn in turns -%}
-    {%- if (turn['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+    {%- if turn['role'] != ('user', 'assistant')[loop.index0 % 2] -%}
         {{- raise_exception('user and assistant must take turns, the user first') -}}
     {%- elif turn['role'] == 'user' -%}
         {%- set text = (system if loop.first else '') ~ turn['content'].strip() -%}
