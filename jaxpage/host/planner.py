@@ -153,28 +153,25 @@ class Planner:
     def _decode_parts(self) -> list[Part]:
         """One token of every sequence that has room for it, or gets it, in the policy's order."""
         parts: list[Part] = []
-        num_claimed = 0  # held blocks that rows left out of this step will take in the next
         for sequence in tuple(self.running):
             if sequence.status is not Status.RUNNING:
                 continue  # it gave way to one before it
             assert not sequence.is_prefilling, f"a step of decodes holds prefill: {sequence}"
-            if sequence.num_computed < self.blocks.capacity(sequence.seq_id):
-                parts.append(Part(sequence, 1))
-            elif self._find_block(sequence, num_claimed):
+            if sequence.num_computed == self.blocks.capacity(sequence.seq_id):
+                if not self._find_block(sequence):
+                    continue
                 self.blocks.grow(sequence.seq_id)
-                parts.append(Part(sequence, 1))
-            elif sequence.status is Status.RUNNING:
-                num_claimed += 1
+            parts.append(Part(sequence, 1))
         return parts
 
-    def _find_block(self, sequence: Sequence, num_claimed: int) -> bool:
+    def _find_block(self, sequence: Sequence) -> bool:
         """Whether a block is free for the sequence, after others have given way for it.
 
         False leaves it out of this step: it waits for held blocks or for its own result, or it
         gave way itself, or it has outgrown the pool.
         """
         while not self.blocks.num_free:
-            if self.blocks.num_held > num_claimed:
+            if self.blocks.num_held:
                 return False
             victim = policy.choose_victim(self.running)
             if len(self.running) > 1:

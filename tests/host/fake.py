@@ -220,6 +220,8 @@ class Driver:
 
     def step(self) -> None:
         plan = self.scheduler.schedule()
+        if plan is None and not self.in_flight:
+            assert not self.scheduler.num_running and not self.scheduler.num_waiting, "stalled"
         if plan is not None:
             self._check_plan(plan)
             self.plans.append(plan)
@@ -308,5 +310,8 @@ class Driver:
         for row in (*unread, *rows):  # an unread plan's blocks belong to nobody else
             for block in row.block_ids:
                 assert owners.setdefault(block, row.seq_id) == row.seq_id, f"block {block}"
+        busy = {row.seq_id for row in unread}
+        again = [row for row in rows if row.start == 0 and row.seq_id in busy]
+        assert not again, f"begins anew before its last step was read: {again}"
         ended = {self.seq_ids[name] for name, news in self.news.items() if news.ends}
         assert not seen & ended, "a sequence runs after its end"

@@ -189,8 +189,38 @@ def test_the_newest_gives_way_and_nothing_said_changes(depth: int) -> None:
     assert counts[0] == 0 and sum(counts) == driver.scheduler.counters.preemptions_recompute > 0
     reported = [seq_id for plan in driver.plans for seq_id in plan.preempted]
     assert sorted(reported) == [2] * counts[1] + [3] * counts[2]
+    assert driver.scheduler.counters.prompt_tokens == 24  # once each, however often recomputed
     ends = [name for name in ("0", "1", "2") if driver.news[name].ends]
     assert ends == ["0", "1", "2"]
+
+
+def test_one_gives_way_for_all_who_need_a_block() -> None:
+    """The blocks of who gave way come back with the step in flight: nobody else need go."""
+    driver = engine(num_blocks=10, depth=1)
+    batch = [request(str(i), prompt(7, i), max_tokens=12) for i in range(3)]
+    for entry in batch:
+        driver.add(entry)
+    while not driver.scheduler.counters.preemptions_recompute:
+        driver.step()
+    assert shape(driver.plans[-1]) == [(1, 12, 1)] and driver.plans[-1].preempted == (3,)
+    driver.step()
+    assert shape(driver.plans[-1]) == [(1, 13, 1), (2, 12, 1)]
+    driver.run()
+    assert driver.scheduler.counters.preemptions_recompute == 1
+    for entry in batch:
+        driver.check_done(entry)
+
+
+@BOTH_DEPTHS
+def test_nobody_joins_only_to_give_way(depth: int) -> None:
+    driver = engine(num_blocks=5, depth=depth)
+    driver.add(request("old", prompt(8), max_tokens=8))
+    driver.step()
+    driver.add(request("new", prompt(8), max_tokens=2))  # its two blocks are free: no third is
+    driver.run()
+    assert driver.scheduler.counters.preemptions_recompute == 0
+    assert [len(plan.rows) for plan in driver.plans] == [1] * 10
+    driver.check_idle()
 
 
 @BOTH_DEPTHS
