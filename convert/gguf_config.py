@@ -145,7 +145,7 @@ def _llama3_from_table(
     factor = round(float(factors.max()), 4)
     usual = RopeScaling("llama3", factor, _LLAMA3_LENGTH, _LLAMA3_LOW, _LLAMA3_HIGH)
     for guess in (usual, _fit_llama3(factors, wavelengths, factor)):
-        if guess and np.allclose(_llama3_table(guess, wavelengths), factors, rtol=1e-3):
+        if guess and np.allclose(_llama3_table(guess, wavelengths), factors, rtol=1e-4):
             return guess
     raise CheckpointError(
         f"got a {_ROPE_FREQS} in {source} that follows no llama3 rule, wanted one that does; "
@@ -164,22 +164,28 @@ def _llama3_table(rule: RopeScaling, wavelengths: NDArray[np.float64]) -> NDArra
 def _fit_llama3(
     factors: NDArray[np.float64], wavelengths: NDArray[np.float64], factor: float
 ) -> RopeScaling | None:
-    """Solve for length and high_freq_factor from two divisors inside the ramp.
+    """Solve for length and high_freq_factor from the divisors inside the ramp.
 
     On the ramp smooth = length / (high - low) / wavelength - low / (high - low), a straight line;
-    only ratios to low_freq_factor matter, so it is set to 1.
+    only ratios to low_freq_factor matter, so it is set to 1. One divisor leaves a choice: then
+    high_freq_factor is the usual one.
     """
     inside = np.flatnonzero((factors > 1.001) & (factors < factor * 0.999))
-    if len(inside) < 2:
+    if not len(inside):
         return None
     first, last = inside[0], inside[-1]
     smooth = (1 / factors - 1 / factor) / (1 - 1 / factor)
-    rise = float(smooth[first] - smooth[last])
-    slope = rise / float(1 / wavelengths[first] - 1 / wavelengths[last])
-    offset = float(smooth[first]) - slope / float(wavelengths[first])
-    if slope <= 0 or offset >= 0:
-        return None
-    return RopeScaling("llama3", factor, round(slope / -offset), 1.0, 1 - 1 / offset)
+    if first == last:
+        turns = _LLAMA3_LOW + float(smooth[first]) * (_LLAMA3_HIGH - _LLAMA3_LOW)
+        length, high = turns * float(wavelengths[first]), _LLAMA3_HIGH
+    else:
+        rise = float(smooth[first] - smooth[last])
+        slope = rise / float(1 / wavelengths[first] - 1 / wavelengths[last])
+        offset = float(smooth[first]) - slope / float(wavelengths[first])
+        if slope <= 0 or offset >= 0:
+            return None
+        length, high = slope / -offset, 1 - 1 / offset
+    return RopeScaling("llama3", factor, max(round(length), 1), 1.0, round(high, 4))
 
 
 def _shortest(value: float) -> float:

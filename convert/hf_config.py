@@ -160,10 +160,11 @@ def _architecture(fields: Fields) -> str:
     names = fields.values.get("architectures")
     if not names and fields.values.get("model_type") in ("llama", "mistral"):
         return str(fields.values["model_type"])
-    name = names[0] if isinstance(names, list) and names else names
+    name = str(names[0] if isinstance(names, list) and names else names)
     if name not in ARCHITECTURES:
         raise CheckpointError(
-            f"got architecture {name or fields.values.get('model_type')!r} in {fields.source}, "
+            f"got architecture {name!r} (model_type {fields.values.get('model_type')!r}) in "
+            f"{fields.source}, "
             f"wanted one of {', '.join(sorted(ARCHITECTURES))}; other models are not implemented"
         )
     return ARCHITECTURES[name]

@@ -7,6 +7,7 @@ business.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,8 @@ def stored_leaves(directory: Path) -> dict[str, jax.ShapeDtypeStruct]:
 
     with _readable(directory):
         tree = ocp.metadata(str(directory)).metadata
+        if not isinstance(tree, Mapping):
+            raise ValueError("its list of arrays cannot be read")
         return {
             path: jax.ShapeDtypeStruct(tuple(leaf.shape), np.dtype(leaf.dtype))
             for path, leaf in flatten(tree).items()
@@ -72,7 +75,10 @@ def load_leaves(
 
 @contextmanager
 def _readable(directory: Path) -> Iterator[None]:
-    """Turn what Orbax raises for damaged files into one line."""
+    """Turn what Orbax raises and logs for damaged files into one line."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
@@ -80,6 +86,8 @@ def _readable(directory: Path) -> Iterator[None]:
         raise CheckpointError(
             f"got {directory}, wanted a whole Orbax checkpoint ({reason}); convert the model again"
         ) from None
+    finally:
+        logger.setLevel(level)
 
 
 def _batches(leaves: Iterable[tuple[str, NDArray[Any]]]) -> Iterator[dict[str, NDArray[Any]]]:

@@ -121,7 +121,8 @@ def _joined(name: str, values: list[Any], hidden_size: int, directory: Path) -> 
         return first
     length = sum(int(value.shape[axis]) for value in values)
     shape = (*first.shape[:axis], length, *first.shape[axis + 1 :])
-    if any(value.shape[1 - axis] != values[0].shape[1 - axis] for value in values):
+    others = {(value.dim(), value.shape[1 - axis]) for value in values if value.dim() == 2}
+    if len(others) != 1 or any(value.dim() != 2 for value in values):
         raise CheckpointError(
             f"got shards of {name} of different shapes in {directory}, wanted equal ones; "
             "download the shards again"

@@ -1,0 +1,112 @@
+"""Orbax checkpoints: exact, on any layout of devices, readable by the leaf, damage told."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from orbax.checkpoint import v1 as ocp
+
+from convert import orbax_io
+from convert.orbax_io import load_leaves, save_leaves, stored_leaves
+from jaxpage.errors import CheckpointError
+
+LEAVES = {
+    "embed/embedding": np.random.default_rng(0).standard_normal((6, 8), dtype=np.float32),
+    "layers_0/mlp/down/kernel": np.arange(32, dtype=np.float16).reshape(4, 8),
+    "layers_0/mlp/down/bias": np.arange(5, dtype=ml_dtypes.bfloat16),
+    "layers_1/mlp/down/kernel": np.full((4, 8), np.nan, np.float32),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LEAVES in several batches, which only Orbax joins."""
+    directory = tmp_path_factory.mktemp("orbax") / "params"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(orbax_io, "_BATCH_BYTES", 70)
+        save_leaves(directory, LEAVES.items())
+    return directory
+
+
+def test_shapes_and_dtypes_are_known_without_reading(saved: Path) -> None:
+    found = {path: (leaf.shape, leaf.dtype) for path, leaf in stored_leaves(saved).items()}
+    assert found == {path: (leaf.shape, leaf.dtype) for path, leaf in LEAVES.items()}
+
+
+def test_bits_survive(saved: Path) -> None:
+    loaded = load_leaves(saved, stored_leaves(saved))
+    assert loaded.keys() == LEAVES.keys()
+    for path, leaf in LEAVES.items():
+        found = np.asarray(loaded[path])
+        assert found.dtype == leaf.dtype
+        assert found.tobytes() == leaf.tobytes()
+
+
+def test_one_leaf_can_be_read_and_cast(saved: Path) -> None:
+    path = "embed/embedding"
+    found = load_leaves(saved, {path: jax.ShapeDtypeStruct((6, 8), ml_dtypes.bfloat16)})
+    assert found.keys() == {path}
+    np.testing.assert_array_equal(found[path], LEAVES[path].astype(ml_dtypes.bfloat16))
+
+
+def over_devices(count: int, spec: PartitionSpec) -> NamedSharding:
+    return NamedSharding(Mesh(np.array(jax.devices()[:count]), ("x",)), spec)
+
+
+@pytest.mark.parametrize("spec", [PartitionSpec("x"), PartitionSpec(None, "x")])
+def test_restores_on_one_or_two_devices_what_another_layout_saved(
+    spec: PartitionSpec, tmp_path: Path
+) -> None:
+    value = LEAVES["embed/embedding"]
+    ocp.save(str(tmp_path / "two"), {"a": {"b": jax.device_put(value, over_devices(2, spec))}})
+    for sharding in (None, over_devices(1, spec), over_devices(2, PartitionSpec("x"))):
+        wanted = {"a/b": jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=sharding)}
+        found = load_leaves(tmp_path / "two", wanted)["a/b"]
+        np.testing.assert_array_equal(found, value)
+        assert found.sharding.device_set == (
+            {jax.devices()[0]} if sharding is None else sharding.device_set
+        )
+
+
+def test_plain_orbax_reads_it(saved: Path) -> None:
+    tree = ocp.load(str(saved))
+    np.testing.assert_array_equal(tree["embed"]["embedding"], LEAVES["embed/embedding"])
+
+
+# Orbax drops futures that failed, whose errors Python then reports once more.
+leaves_futures = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@leaves_futures
+@pytest.mark.parametrize("lost", ["state", "state/manifest.ocdbt", "state/_METADATA"])
+def test_damage_is_told_in_one_line(saved: Path, lost: str, tmp_path: Path) -> None:
+    copy = tmp_path / "params"
+    shutil.copytree(saved, copy)
+    gone = copy / lost
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    wanted = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in LEAVES.items()}
+    with pytest.raises(CheckpointError, match=r"params, wanted a whole Orbax") as error:
+        stored_leaves(copy)
+        load_leaves(copy, wanted)
+    assert "\n" not in str(error.value)
+
+
+@leaves_futures
+def test_lost_data_is_told(saved: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "params"
+    shutil.copytree(saved, copy)
+    for data in copy.rglob("d/*"):
+        data.write_bytes(b"")
+    with pytest.raises(CheckpointError, match="params, wanted a whole Orbax"):
+        load_leaves(copy, stored_leaves(copy))
+
+
+def test_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="wanted a whole Orbax"):
+        stored_leaves(tmp_path / "none")
