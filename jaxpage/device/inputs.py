@@ -16,7 +16,7 @@ import numpy as np
 from jaxpage.device.types import StepInput
 from jaxpage.errors import ConfigError
 
-LAST_PADDING_SLOT = 2**31 - 1
+LAST_PADDING_SLOT = 2**31 - 2
 """Padding slots count down from here: distinct, and beyond any pool."""
 
 

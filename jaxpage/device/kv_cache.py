@@ -67,8 +67,7 @@ def apply_moves(cache: KVCache, sources: Int[Array, "C"], destinations: Int[Arra
     """
 
     def copied(pool: Array) -> Array:
-        blocks = pool.at[sources].get(mode="promise_in_bounds")
-        return pool.at[destinations].set(blocks, mode="drop", unique_indices=True)
+        return _set_rows(pool, destinations, pool.at[sources].get(mode="promise_in_bounds"))
 
     return tuple(
         LayerKV(k=copied(layer.k), v=copied(layer.v), scales=layer.scales) for layer in cache
@@ -78,9 +77,12 @@ def apply_moves(cache: KVCache, sources: Int[Array, "C"], destinations: Int[Arra
 def _scatter(pool: Array, rows: Array, slots: Array) -> Array:
     num_blocks, block_size, num_heads, head_dim = pool.shape
     flat = pool.reshape(num_blocks * block_size, num_heads, head_dim)
-    if slots.shape[0] == 1:
+    return _set_rows(flat, slots, rows.astype(pool.dtype)).reshape(pool.shape)
+
+
+def _set_rows(pool: Array, index: Array, rows: Array) -> Array:
+    if index.shape[0] == 1:
         # XLA makes a slice update of a scatter of one row, and that copies the whole pool.
         rows = jnp.concatenate([rows, rows])
-        slots = jnp.append(slots, jnp.int32(jnp.iinfo(jnp.int32).max))  # dropped
-    flat = flat.at[slots].set(rows.astype(pool.dtype), mode="drop", unique_indices=True)
-    return flat.reshape(pool.shape)
+        index = jnp.append(index, jnp.int32(jnp.iinfo(jnp.int32).max))  # dropped
+    return pool.at[index].set(rows, mode="drop", unique_indices=True)

@@ -32,6 +32,16 @@ def replace_rows(
     )
 
 
+def each_row(compute: Callable[..., Tree], *args: Any) -> Tree:
+    """`compute(*args at i)` for every row i, stacked; bitwise the same in any batch on a CPU."""
+    one_row = jax.eval_shape(compute, *jax.tree.map(lambda arg: arg[0], args))
+    num_rows = jax.tree.leaves(args)[0].shape[0]
+    default = jax.tree.map(lambda one: jnp.zeros((num_rows, *one.shape), one.dtype), one_row)
+    # Known to be all, XLA would unroll a loop over one row and sum that row in another order.
+    asked = lax.optimization_barrier(jnp.ones(num_rows, jnp.bool_))
+    return replace_rows(asked, compute, default, *args)
+
+
 def _loop_over(compute: Callable[..., Tree]) -> Callable[..., Tree]:
     def run(asked: Array, default: Tree, args: Any) -> Tree:
         asking_first = jnp.argsort(~asked)

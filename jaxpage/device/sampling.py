@@ -20,7 +20,7 @@ from jax import Array, lax
 from jaxpage.device.logit_edits import edit_logits
 from jaxpage.device.penalties import penalise
 from jaxpage.device.random_draw import draw_index, draw_key
-from jaxpage.device.rows import replace_rows
+from jaxpage.device.rows import each_row, replace_rows
 from jaxpage.device.truncation import truncate
 from jaxpage.device.types import DrawInput, SamplingInput, StepOutput
 
@@ -61,7 +61,7 @@ def sample(
     if sampling.history is not None:
         edited = penalise(edited, sampling.history, draw.token_ids)
 
-    normaliser = jax.nn.logsumexp(logits, axis=-1)
+    normaliser = each_row(jax.nn.logsumexp, logits)
     top_logits, top_ids = lax.top_k(logits, min(num_top, logits.shape[1]))
     greedy = Drawn(
         token_ids=jnp.argmax(edited, axis=-1).astype(jnp.int32),
@@ -88,8 +88,7 @@ def _draw_row(logits: Array, greedy: Drawn, sampling: SamplingInput, position: A
     """One draw that is random or wants processed log-probabilities; `greedy` is its default."""
     is_greedy = sampling.temperature < MIN_TEMPERATURE
     best = jnp.max(logits)
-    is_hopeless = best == -jnp.inf
-    scaled = (logits - jnp.where(is_hopeless, 0, best)) / jnp.where(
+    scaled = (logits - jnp.where(best == -jnp.inf, 0, best)) / jnp.where(
         is_greedy, 1, sampling.temperature
     )
     blocks = jnp.pad(scaled, (0, -scaled.size % BLOCK_IDS), constant_values=-jnp.inf)
@@ -100,11 +99,12 @@ def _draw_row(logits: Array, greedy: Drawn, sampling: SamplingInput, position: A
         min_p=jnp.where(is_greedy, 0, sampling.min_p),
     )
     weights = jnp.exp(scores)
+    total = weights.sum()
+    is_hopeless = ~(total > 0)  # all forbidden, or NaN
     key = draw_key(sampling.seed_words, sampling.sample_index, position)
     token_id = draw_index(key, weights)
     token_id = jnp.where(is_greedy | is_hopeless, greedy.token_ids, token_id)
-    total = jnp.maximum(weights.sum(), jnp.finfo(jnp.float32).tiny)
-    logprobs = scores.reshape(-1)[: logits.size] - jnp.log(total)
+    logprobs = scores.reshape(-1)[: logits.size] - jnp.log(jnp.where(total == 0, 1, total))
     top_logprobs, top_ids = lax.top_k(logprobs, greedy.top_ids.size)
     is_processed = sampling.processed_logprobs
     return Drawn(

@@ -14,7 +14,8 @@ import numpy as np
 from jaxpage.device.types import History, LogitEdits, SamplingInput
 from jaxpage.errors import ConfigError
 
-Numbers = float | Sequence[float]
+Number = int | float
+Numbers = Number | Sequence[Number]
 Ints = int | Sequence[int]
 
 
@@ -60,7 +61,7 @@ def logit_edits(
     num_draws: int,
     vocab_size: int,
     *,
-    bias: Sequence[Mapping[int, float]] | None = None,
+    bias: Sequence[Mapping[int, Number]] | None = None,
     allowed: Sequence[Iterable[int] | None] | None = None,
     stop_ids: Sequence[Sequence[int]] | None = None,
     min_position: Ints = 0,
@@ -126,7 +127,7 @@ def _each(name: str, value: object, num_draws: int, dtype: type[np.generic]) -> 
 
 
 def _padded(
-    lists: Sequence[Sequence[float]], num_draws: int, padding: float, dtype: type[np.generic]
+    lists: Sequence[Sequence[Number]], num_draws: int, padding: Number, dtype: type[np.generic]
 ) -> np.ndarray:
     """[R, longest] of lists of different lengths; at least one column wide."""
     if len(lists) != num_draws:
