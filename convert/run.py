@@ -54,16 +54,16 @@ def convert(
         with written_aside(destination, overwrite=overwrite) as directory:
             require_disk(model.num_bytes(stored), directory, f"a model for {destination}")
             leaves = progress(model.leaves(stored), len(model.shapes))
-            write_text_files(model, directory)
+            about_text = write_text_files(model, directory)
             if to == "hf":
                 export_hf(model, leaves, directory, stored)
-                return _messages(caught)
+                return _messages(caught) + about_text
             save_leaves((directory / PARAMS_NAME).resolve(), leaves)
             config = write_own_config(replace(model.config, dtype=stored))
             (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
             messages = _messages(caught)
             write_manifest(directory, model, source=str(source), dtype=stored, warnings=messages)
-            return messages
+            return messages + about_text
 
 
 def _messages(caught: list[warnings.WarningMessage]) -> list[str]:

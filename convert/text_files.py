@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from pathlib import Path
 
 from convert.fields import read_json
@@ -31,20 +30,21 @@ _NAMES = (
 )
 
 
-def write_text_files(model: StoredModel, destination: Path) -> None:
-    """Copy or write what a tokenizer is built from; warns about a model that has none."""
+def write_text_files(model: StoredModel, destination: Path) -> list[str]:
+    """Copy or write what a tokenizer is built from; returns what to warn of: that there is none."""
     tokenizer = _foreign_tokenizer(model)
     if tokenizer is not None:
         save_tokenizer(tokenizer, destination)
     for name in _NAMES if model.kind in ("huggingface", "converted") else ():
         if (model.path / name).is_file():
             shutil.copyfile(model.path / name, destination / name)
-    if not any((destination / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
-        warnings.warn(f"{model.path} has no tokenizer; only token ids can be used", stacklevel=2)
     path = destination / _GENERATION_NAME
     kept = read_json(path) if path.exists() else {}
     merged = json.dumps(kept | write_generation_config(model.config), indent=2)
     path.write_text(merged + "\n", encoding="utf-8")
+    if any((destination / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
+        return []
+    return [f"{model.path} has no tokenizer; only token ids can be used"]
 
 
 def _foreign_tokenizer(model: StoredModel) -> Tokenizer | None:

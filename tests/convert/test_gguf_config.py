@@ -147,8 +147,9 @@ def test_only_ratios_of_the_llama3_rule_count() -> None:
         llama__attention__key_length=128,
         llama__rope__freq_base=500000.0,
     ).rope_scaling
-    assert found == RopeScaling("llama3", 4.0, 1024, 1.0, 4.0)
-    np.testing.assert_allclose(llama3_table(found, 500000.0, 128), table, rtol=1e-4)
+    wanted = RopeScaling("llama3", 4.0, 1024, 1.0, 4.0)
+    assert found == wanted
+    np.testing.assert_allclose(llama3_table(wanted, 500000.0, 128), table, rtol=1e-4)
 
 
 def test_a_table_of_ones_is_no_stretching() -> None:
