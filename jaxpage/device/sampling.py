@@ -64,7 +64,7 @@ def sample(
     normaliser = each_row(jax.nn.logsumexp, logits)
     top_logits, top_ids = lax.top_k(logits, min(num_top, logits.shape[1]))
     greedy = Drawn(
-        token_ids=jnp.argmax(edited, axis=-1).astype(jnp.int32),
+        token_ids=_first_largest(edited),
         logprobs=jnp.zeros_like(normaliser),
         top_ids=top_ids,
         top_logprobs=top_logits - normaliser[:, None],
@@ -84,6 +84,23 @@ def sample(
     )
 
 
+def _first_largest(logits: Array) -> Array:
+    """argmax of [R, V] in two levels: maxima of blocks are vectorised, a CPU's argmax is not."""
+    blocks = _in_blocks(logits)
+    block = jnp.argmax(blocks.max(-1), axis=-1)
+    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    return (block * BLOCK_IDS + jnp.argmax(inside, axis=-1)).astype(jnp.int32)
+
+
+def _in_blocks(logits: Array) -> Array:
+    """[..., V] as [..., blocks, BLOCK_IDS], padded with -inf."""
+    unpadded = [(0, 0)] * (logits.ndim - 1)
+    padded = jnp.pad(
+        logits, [*unpadded, (0, -logits.shape[-1] % BLOCK_IDS)], constant_values=-jnp.inf
+    )
+    return padded.reshape(*logits.shape[:-1], -1, BLOCK_IDS)
+
+
 def _draw_row(logits: Array, greedy: Drawn, sampling: SamplingInput, position: Array) -> Drawn:
     """One draw that is random or wants processed log-probabilities; `greedy` is its default."""
     is_greedy = sampling.temperature < MIN_TEMPERATURE
@@ -91,9 +108,8 @@ def _draw_row(logits: Array, greedy: Drawn, sampling: SamplingInput, position: A
     scaled = (logits - jnp.where(best == -jnp.inf, 0, best)) / jnp.where(
         is_greedy, 1, sampling.temperature
     )
-    blocks = jnp.pad(scaled, (0, -scaled.size % BLOCK_IDS), constant_values=-jnp.inf)
     scores = truncate(
-        blocks.reshape(-1, BLOCK_IDS),
+        _in_blocks(scaled),
         top_k=jnp.where(is_greedy, 0, sampling.top_k),
         top_p=jnp.where(is_greedy, 1, sampling.top_p),
         min_p=jnp.where(is_greedy, 0, sampling.min_p),

@@ -34,11 +34,18 @@ def truncate(
     The largest of `scores` must be 0. Off: top_k 0, top_p 1, min_p 0; then nothing is computed.
     top_p is a share of what the other two kept, as in vLLM.
     """
+    is_asked = (top_k > 0) | (top_p < 1) | (min_p > 0)
+    return lax.cond(is_asked, _cut, lambda scores, *_: scores, scores, top_k, top_p, min_p)
+
+
+def _cut(scores: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
     scores = jnp.where(scores >= jnp.log(min_p), scores, -jnp.inf)
     depth = lax.bitcast_convert_type(jnp.abs(scores), jnp.int32)
 
     def holds_k(limit: Array) -> Array:
-        return (depth <= limit).sum(dtype=jnp.int32) >= top_k
+        # Summed in two steps, so that the first one is vectorised.
+        counts = lax.optimization_barrier((depth <= limit).sum(0, dtype=jnp.int32))
+        return counts.sum() >= top_k
 
     limit = _smallest(holds_k, is_wanted=top_k > 0)
     depth = jnp.where(depth <= limit, depth, INFINITY_BITS)
