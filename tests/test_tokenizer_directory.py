@@ -171,6 +171,12 @@ def test_added_tokens_beside_a_sentencepiece_model(tmp_path: Path) -> None:
     assert older.decode([size], skip_special_tokens=False) == "[PAD]"
 
 
+def test_the_longest_special_token_is_found(tmp_path: Path) -> None:
+    size = model(tmp_path / "a").vocab_size
+    tokenizer = model(tmp_path / "b", added_tokens={"</s>!": size, "</s>!?": size + 1})
+    assert tokenizer.encode("</s>!?</s>!</s>") == [1, size + 1, size, 2]
+
+
 def test_the_space_before_a_part_follows_legacy(tmp_path: Path) -> None:
     library = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model())
     text, (cat, bare) = "cat</s>cat", (library.encode("cat"), library.encode(" cat")[1:])

@@ -13,14 +13,16 @@ import pytest
 from jaxpage.chat_template import render_chat
 from jaxpage.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from jaxpage.tokenizers.fast import FastTokenizer
-from jaxpage.tokenizers.sentencepiece_kind import SentencePieceTokenizer
+from jaxpage.tokenizers.sentencepiece_kind import WORD_START, SentencePieceTokenizer
 from tests.tokenizer_kinds import (
     HARD_TEXTS,
     KINDS,
     SENTENCE,
     make,
+    sentencepiece_keys,
     sentencepiece_model,
     write_files,
+    write_gguf,
 )
 
 CHAT = [
@@ -80,6 +82,37 @@ def test_models_that_json_cannot_say_stay_models(tmp_path: Path, options: dict[s
     again = load_tokenizer(tmp_path / "b")
     assert isinstance(again, SentencePieceTokenizer)
     assert_same(tokenizer, again)
+
+
+def test_runs_of_spaces_with_one_score_grow_from_the_left(tmp_path: Path) -> None:
+    """As in LLaMA's vocabulary, where every run of spaces has the score -1e9."""
+    keys = sentencepiece_keys()
+    for size in (2, 3):
+        if (run := WORD_START * size) not in keys["tokens"]:
+            keys["tokens"] += [run]
+            keys["scores"] += [0.0]
+            keys["token_type"] += [1]
+    is_run = [set(token) == {WORD_START} and len(token) > 1 for token in keys["tokens"]]
+    keys["scores"] = [
+        -1e9 if run else score for run, score in zip(is_run, keys["scores"], strict=True)
+    ]
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "a.gguf", keys))
+    save_tokenizer(tokenizer, tmp_path)
+    saved = load_tokenizer(tmp_path)
+    assert isinstance(saved, FastTokenizer)
+    for size in range(24):
+        text = " " * size + "cat" + " " * size
+        assert saved.encode(text) == tokenizer.encode(text)
+
+
+def test_without_bytes_what_is_missing_is_one_unknown(tmp_path: Path) -> None:
+    model = sentencepiece_model(byte_fallback=False, vocab_size=120)
+    tokenizer = load_tokenizer(write_files(tmp_path / "a", {"tokenizer.model": model}))
+    save_tokenizer(tokenizer, tmp_path / "b")
+    saved = load_tokenizer(tmp_path / "b")
+    assert isinstance(saved, FastTokenizer)
+    for text in ("cat 한국어 cat", "한국", "é한", *HARD_TEXTS):
+        assert saved.encode(text) == tokenizer.encode(text)
 
 
 def test_later_parts_without_a_space_stay_so(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from jaxpage.tokenizer import Tokenizer, load_tokenizer
+from jaxpage.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from jaxpage.tokenizers import byte_level
 from jaxpage.tokenizers.sentencepiece_proto import CONTROL, NORMAL, read_model_proto
 
@@ -167,7 +167,14 @@ def write_files(directory: Path, files: dict[str, bytes | str]) -> Path:
     return directory
 
 
-KINDS = ("gguf byte-level", "gguf sentencepiece", "tokenizer.json", "sentencepiece", "tiktoken")
+KINDS = (
+    "gguf byte-level",
+    "gguf sentencepiece",
+    "tokenizer.json",
+    "sentencepiece",
+    "sentencepiece as json",
+    "tiktoken",
+)
 
 
 def make(kind: str, directory: Path) -> Tokenizer:
@@ -176,6 +183,9 @@ def make(kind: str, directory: Path) -> Tokenizer:
         return load_tokenizer(write_gguf(directory / "a.gguf", byte_level_keys()))
     if kind == "gguf sentencepiece":
         return load_tokenizer(write_gguf(directory / "b.gguf", sentencepiece_keys()))
+    if kind == "sentencepiece as json":
+        save_tokenizer(make("sentencepiece", directory), directory / kind)
+        return load_tokenizer(directory / kind)
     files: dict[str, bytes | str] = {
         "tokenizer.json": {"tokenizer.json": byte_level_backend().to_str()},
         "sentencepiece": {"tokenizer.model": sentencepiece_model()},

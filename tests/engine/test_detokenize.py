@@ -184,6 +184,8 @@ def test_a_match_inside_a_failed_longer_one_is_found() -> None:
 def test_stop_strings_wait_for_min_tokens() -> None:
     assert run(["a", ".", "b", "."], ["."], min_tokens=2)[0] == ["a", "a.", "a.b", "a.b", "a.b"]
     assert run(["a", "."], ["."], min_tokens=2) == (["a", "a.", "a."], None)
+    # "b" ended too early, though it was still held as the beginning of "abc".
+    assert run(["ab", "x"], ["abc", "b"], min_tokens=1) == (["", "abx", "abx"], None)
     # One that begins among the first tokens and ends after them counts.
     assert run(["a", "b", "c"], ["bc"], min_tokens=2)[0] == ["a", "a", "a", "a"]
 
@@ -197,13 +199,39 @@ def test_several_ids_at_once_end_at_the_stop_string() -> None:
     assert (detokenizer.text, detokenizer.num_tokens) == ("a", 2)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_a_character_at_the_end_is_shown_once(
+    tokenizers: dict[str, Tokenizer], kind: str
+) -> None:
+    tokenizer = tokenizers[kind]
+    token_ids = tokenizer.encode("a😀", add_special_tokens=False)[:-1]
+    detokenizer = Detokenizer(tokenizer)
+    detokenizer.append(token_ids)
+    assert detokenizer.text == "a"
+    for _ in range(2):
+        detokenizer.finish()
+        assert detokenizer.text == tokenizer.decode(token_ids) != "a"
+
+
 def test_finish_twice_shows_nothing_twice() -> None:
     detokenizer = Detokenizer(Letters("so", "ab"), stop=["abc"])  # type: ignore[arg-type] # streams
     detokenizer.append([0, 1])
     assert [detokenizer.finish(), detokenizer.finish(), detokenizer.text] == [None, None, "soab"]
 
 
-@pytest.mark.parametrize("kind", ["sentencepiece", "gguf sentencepiece"])
+@pytest.mark.parametrize("kind", ["sentencepiece", "sentencepiece as json"])
+def test_min_tokens_counts_byte_tokens_that_are_still_held(
+    tokenizers: dict[str, Tokenizer], kind: str
+) -> None:
+    tokenizer = tokenizers[kind]
+    token_ids = tokenizer.encode("a😀b", add_special_tokens=False)
+    early = Detokenizer(tokenizer, stop=["😀"], min_tokens=len(token_ids) - 1)
+    assert stream(early, token_ids)[-1] == "a😀b"
+    late = Detokenizer(tokenizer, stop=["😀"], min_tokens=len(token_ids) - 2)
+    assert stream(late, token_ids)[-1] == "a"
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece", "gguf sentencepiece", "sentencepiece as json"])
 def test_a_stop_string_of_byte_tokens_stops_at_once(
     tokenizers: dict[str, Tokenizer], kind: str
 ) -> None:
