@@ -43,6 +43,7 @@ def words(name: str, text: str) -> list[str]:
         ("llama-bpe", "I'LL pay 12345!\n\n", ["I", "'LL", " pay", " ", "123", "45", "!\n\n"]),
         ("qwen2", "x 12\n  y", ["x", " ", "1", "2", "\n", " ", " y"]),
         ("tekken", "camelCase HTTPServer 12", ["camel", "Case", " HTTPServer", " ", "1", "2"]),
+        ("deepseek-coder", "if x: 42\n", ["if", " x", ":", " ", "4", "2", "\n"]),
         ("default", "a+b 12345", ["a", "+", "b", " ", "123", "45"]),
     ],
 )
@@ -67,6 +68,24 @@ def test_single_patterns_find_what_the_regex_package_finds(text: str) -> None:
 def test_an_unknown_pre_tokenizer_is_refused_by_name() -> None:
     with pytest.raises(CheckpointError, match=r"pre='new-kind', wanted one of .*smollm"):
         tokenizer_from_gguf(described(byte_level_keys(pre="new-kind")))
+
+
+def test_without_a_name_the_default_is_taken_and_said() -> None:
+    with pytest.warns(UserWarning, match=r"has no tokenizer\.ggml\.pre"):
+        tokenizer = tokenizer_from_gguf(described(byte_level_keys(pre=None)))
+    assert tokenizer.decode(tokenizer.encode("the cat 345")) == "the cat 345"
+
+
+@pytest.mark.parametrize("keys", [byte_level_keys(), sentencepiece_keys()])
+def test_tokens_that_pad_the_embedding_are_no_tokens(keys: dict[str, Any]) -> None:
+    padded = {**keys, "tokens": [*keys["tokens"], "[PAD1]", "[PAD2]"]}
+    padded["token_type"] = [*keys["token_type"], 5, 5]
+    if "scores" in keys:
+        padded["scores"] = [*keys["scores"], -1e3, -1e3]
+    plain, longer = tokenizer_from_gguf(described(keys)), tokenizer_from_gguf(described(padded))
+    assert longer.vocab_size == plain.vocab_size == len(keys["tokens"])
+    assert longer.encode("[PAD1] cat") == plain.encode("[PAD1] cat")
+    assert longer.decode([plain.vocab_size]) == ""
 
 
 def test_digits_of_smollm_stay_single() -> None:

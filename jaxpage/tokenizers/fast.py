@@ -31,8 +31,7 @@ class FastTokenizer(DescribedTokenizer):
         self.backend = backend
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
-        model_size = backend.get_vocab_size(with_added_tokens=False)
-        self.vocab_size = max(model_size, 1 + max(added, default=-1))
+        self.vocab_size = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self._adds_bos = info.bos_token_id is not None and backend.encode("").ids[:1] == [
             info.bos_token_id
         ]

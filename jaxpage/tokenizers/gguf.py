@@ -5,6 +5,7 @@ Source of the keys: docs/gguf.md of ggml; of the defaults: `llama-vocab.cpp` of 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -14,13 +15,14 @@ from jaxpage.chat_template import default_template
 from jaxpage.errors import CheckpointError
 from jaxpage.tokenizers.base import TokenizerInfo
 from jaxpage.tokenizers.fast import FastTokenizer, LibraryErrors, put_bos_first
-from jaxpage.tokenizers.pretokenizers import pre_tokenizer
+from jaxpage.tokenizers.pretokenizers import PreTokenizer, pre_tokenizer
 from jaxpage.tokenizers.sentencepiece_kind import SentencePieceTokenizer
 from jaxpage.tokenizers.sentencepiece_proto import (
     BYTE,
     CONTROL,
     NORMAL,
     UNKNOWN,
+    UNUSED,
     USER_DEFINED,
     model_proto,
 )
@@ -46,9 +48,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> FastTokenizer | Sentence
 
 
 def _byte_level(metadata: Mapping[str, Any]) -> FastTokenizer:
-    tokens = _get(metadata, "tokens", list)
-    types = _per_token(metadata, "token_type", [NORMAL] * len(tokens))
-    rule = pre_tokenizer(_get(metadata, "pre", str, "default"))
+    tokens, types = _tokens(metadata)
+    rule = _pre_tokenizer(metadata)
     info = _info(metadata, tokens, adds_bos=rule.adds_bos)
     merges = [tuple(merge.split(" ", 1)) for merge in _get(metadata, "merges", list)]
     vocab = {token: index for index, token in enumerate(tokens)}
@@ -75,9 +76,8 @@ def _byte_level(metadata: Mapping[str, Any]) -> FastTokenizer:
 
 
 def _sentencepiece(metadata: Mapping[str, Any]) -> SentencePieceTokenizer:
-    tokens = _get(metadata, "tokens", list)
-    scores = _per_token(metadata, "scores", [0.0] * len(tokens))
-    types = _per_token(metadata, "token_type", [NORMAL] * len(tokens))
+    tokens, types = _tokens(metadata)
+    scores = _per_token(metadata, "scores", 0.0)[: len(tokens)]
     info = _info(metadata, tokens, adds_bos=True)
     special = {
         name: tokens.index(text) if (text := info.special_tokens.get(f"{name}_token")) else None
@@ -128,15 +128,37 @@ def _token_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | 
     return value
 
 
-def _per_token(metadata: Mapping[str, Any], name: str, default: list[T]) -> list[T]:
+def _tokens(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
+    """Texts and types by id, without the unused ones at the end: they pad the embedding."""
+    tokens, types = _get(metadata, "tokens", list), _per_token(metadata, "token_type", NORMAL)
+    size = len(tokens)
+    while size and types[size - 1] == UNUSED:
+        size -= 1
+    return tokens[:size], types[:size]
+
+
+def _per_token(metadata: Mapping[str, Any], name: str, default: T) -> list[T]:
     """A list with an entry a token."""
-    values = list(_get(metadata, name, list, default))
-    if len(values) != len(default):
+    size = len(_get(metadata, "tokens", list))
+    values = _get(metadata, name, list, [default] * size)
+    if len(values) != size:
         raise CheckpointError(
-            f"got {len(values)} entries in {_PREFIX}{name}, wanted {len(default)}, one a token; "
+            f"got {len(values)} entries in {_PREFIX}{name}, wanted {size}, one a token; "
             "convert the file again"
         )
     return values
+
+
+def _pre_tokenizer(metadata: Mapping[str, Any]) -> PreTokenizer:
+    name = _get(metadata, "pre", str, None)
+    if name is None:
+        name = "default"
+        warnings.warn(
+            f"the GGUF file has no {_PREFIX}pre, so text is cut by llama.cpp's default rule, which "
+            "may not be the model's; convert the file again",
+            stacklevel=2,
+        )
+    return pre_tokenizer(name)
 
 
 def _get(metadata: Mapping[str, Any], name: str, kind: type[T], *default: T | None) -> Any:

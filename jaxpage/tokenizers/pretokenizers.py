@@ -26,6 +26,7 @@ _TEKKEN = (
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _DIGITS_THEN_GPT2 = (r"\p{N}", _GPT2)
+_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,10 @@ _TABLE: tuple[tuple[str, PreTokenizer], ...] = (
     ("smollm starcoder refact command-r codeshell exaone", PreTokenizer(_DIGITS_THEN_GPT2)),
     ("llama3 llama-v3 llama-bpe falcon3 pixtral", _LLAMA3),
     ("dbrx smaug-bpe", PreTokenizer((LLAMA3_PATTERN,))),
+    (
+        "deepseek-coder",
+        PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")),
+    ),
     ("qwen2 stablelm2 deepseek-r1-qwen megrez", PreTokenizer((_QWEN2,))),
     ("tekken", PreTokenizer((_TEKKEN,), takes_whole_words=True, adds_bos=True)),
 )
