@@ -7,6 +7,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from convert.assemble import plan_leaves, read_leaf
+from convert.rules import HF_RULES
+from convert.tensors import Tensor
+from convert.tree import nest
 from jaxpage.config import ModelConfig
 
 # Large enough that every layer matters and logits spread over several units.
@@ -88,43 +92,12 @@ def _settings(config: ModelConfig) -> dict[str, Any]:
 
 
 def _our_params(config: ModelConfig, state: dict[str, Any]) -> dict[str, Any]:
-    arrays = {name: jnp.asarray(tensor.numpy()) for name, tensor in state.items()}
-    params: dict[str, Any] = {
-        "embed": {"embedding": arrays["model.embed_tokens.weight"]},
-        "final_norm": {"scale": arrays["model.norm.weight"]},
+    arrays = {name: tensor.numpy() for name, tensor in state.items()}
+    if config.tie_word_embeddings:
+        del arrays["lm_head.weight"]  # another name of the embedding
+    stored = {
+        name: Tensor(name, array.shape, "float32", array.nbytes, lambda array=array: array)
+        for name, array in arrays.items()
     }
-    if not config.tie_word_embeddings:
-        params["lm_head"] = {"kernel": arrays["lm_head.weight"]}
-    for index in range(config.num_layers):
-        prefix = f"model.layers.{index}."
-        layer = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-        params[f"layers_{index}"] = _our_layer(config, layer)
-    return params
-
-
-def _our_layer(config: ModelConfig, layer: dict[str, Any]) -> dict[str, Any]:
-    mlp = {"gate_up": {}, "down": {}}
-    attention = {"qkv": {}, "out": {}}
-    for ours, theirs in (("kernel", "weight"), ("bias", "bias")):
-        if f"self_attn.q_proj.{theirs}" in layer:
-            attention["qkv"][ours] = _grouped(config, layer, theirs)
-            attention["out"][ours] = layer[f"self_attn.o_proj.{theirs}"]
-        if f"mlp.up_proj.{theirs}" in layer:
-            both = [layer[f"mlp.{part}_proj.{theirs}"] for part in ("gate", "up")]
-            mlp["gate_up"][ours] = jnp.stack(both)
-            mlp["down"][ours] = layer[f"mlp.down_proj.{theirs}"]
-    return {
-        "input_norm": {"scale": layer["input_layernorm.weight"]},
-        "post_attention_norm": {"scale": layer["post_attention_layernorm.weight"]},
-        "attention": attention,
-        "mlp": mlp,
-    }
-
-
-def _grouped(config: ModelConfig, layer: dict[str, Any], kind: str) -> Any:
-    """q, k and v of each KV head next to one another: [K, G + 2, H, ...]."""
-    parts = []
-    for name, group in (("q", config.group_size), ("k", 1), ("v", 1)):
-        tensor = layer[f"self_attn.{name}_proj.{kind}"]
-        parts.append(tensor.reshape(config.num_kv_heads, group, config.head_dim, *tensor.shape[1:]))
-    return jnp.concatenate(parts, axis=1)
+    plans = plan_leaves(config, stored, HF_RULES, "a random model")
+    return nest({plan.path: jnp.asarray(read_leaf(plan, config, "float32")) for plan in plans})

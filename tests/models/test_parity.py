@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxpage.config import ModelConfig, RopeScaling
+from jaxpage.device import step as device
+from jaxpage.device.inputs import prefill_input
+from jaxpage.device.kv_cache import init_cache
+from jaxpage.device.types import StepInput
 from jaxpage.models.registry import build_model
 from tests.models.hf import reference_decode, reference_logits, twin
 from tests.models.toys import dense_attention, prompt_step, toy_config
@@ -32,17 +40,22 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def ours(config: ModelConfig, params: dict[str, Any], step: Any) -> np.ndarray:
-    model = build_model(config)
+def ours(config: ModelConfig, params: dict[str, Any], step: StepInput) -> np.ndarray:
+    """Logits [T, V] of one step, without a pool."""
+    return np.asarray(compiled(config)(params, step))
+
+
+@functools.cache
+def compiled(config: ModelConfig) -> Callable[[dict[str, Any], StepInput], Any]:
+    model, cache = build_model(config), (None,) * config.num_layers
+    attention = dense_attention(config.sliding_window)
 
     @jax.jit
-    def forward(params: Any, step: Any) -> Any:
-        cache = (None,) * config.num_layers
-        attention = dense_attention(config.sliding_window)
+    def forward(params: Any, step: StepInput) -> Any:
         hidden, _ = model.apply({"params": params}, cache, step, attention)
         return model.apply({"params": params}, hidden, method="logits")
 
-    return np.asarray(forward(params, step))
+    return forward
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
@@ -65,11 +78,11 @@ def test_logits_equal_transformers(name: str) -> None:
 def test_dynamic_scaling_equals_prefill_and_decode(prompt_len: int) -> None:
     config = toy_config(**SHAPES["dynamic"])
     model, params = twin(config)
-    ids = tokens(30)
+    ids = tokens(40)
     expected = reference_decode(model, ids, prompt_len)
     actual = ours(config, params, prompt_step([ids], [prompt_len]))
     np.testing.assert_allclose(actual, expected, atol=TOLERANCE, rtol=0)
-    # The rule shows: scaled as one prompt of 30, the same tokens give something else.
+    # The rule shows: scaled as one prompt of 40, the same tokens give something else.
     assert np.abs(reference_logits(twin(config)[0], ids) - expected).max() > 100 * TOLERANCE
 
 
@@ -82,6 +95,36 @@ def test_dynamic_scaling_is_each_rows_own() -> None:
     ]
     together = ours(config, params, prompt_step(rows, lengths))
     np.testing.assert_allclose(together, np.concatenate(alone), atol=TOLERANCE, rtol=0)
+
+
+def paged(
+    config: ModelConfig, params: dict[str, Any], ids: list[int], prompt_len: int, backend: str
+) -> np.ndarray:
+    """Logits [T, V] by way of the KV pool: the prompt in chunks of 16, then token by token."""
+    model, block_size = build_model(config), 7
+    table = [[5, 2, 7, 1, 6, 3]]
+    forward = jax.jit(lambda *args: device.forward(model, *args, attention=backend))
+    cache, logits = init_cache(config, 7, block_size), []
+    for start in (*range(0, prompt_len, 16), *range(prompt_len, len(ids))):
+        chunk = ids[start : start + 16] if start < prompt_len else ids[start : start + 1]
+        step = prefill_input([chunk], table, block_size, starts=[start])
+        every_token = jnp.arange(len(chunk), dtype=jnp.int32)
+        own_prompt = jnp.asarray([prompt_len], jnp.int32)
+        step = replace(step, logit_index=every_token, prompt_lens=own_prompt)
+        cache, chunk_logits = forward(params, cache, step)
+        logits.append(chunk_logits)
+    return np.concatenate(logits)
+
+
+@pytest.mark.parametrize("backend", ["reference", "xla"])
+@pytest.mark.parametrize("name", ["dynamic", "sliding-window"])
+def test_chunked_prefill_and_decode_through_the_pool(name: str, backend: str) -> None:
+    config = toy_config(**SHAPES[name])
+    model, params = twin(config)
+    ids = tokens(38)
+    expected = reference_decode(model, ids, 32)
+    actual = paged(config, params, ids, 32, backend)
+    np.testing.assert_allclose(actual, expected, atol=TOLERANCE, rtol=0)
 
 
 @pytest.mark.parametrize(
