@@ -13,7 +13,7 @@ import argparse
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.report import save
+from benchmarks.report import first_line, save
 from benchmarks.throughput import quick_sample
 from benchmarks.workload import load_sample
 from jaxpage import LLM, SamplingParams, load
@@ -30,7 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=first_line(__doc__))
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()

@@ -14,7 +14,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from benchmarks.report import Spread, save
+from benchmarks.report import Spread, first_line, save
 from jaxpage import CacheConfig, EngineConfig, LLMEngine, ModelConfig, SamplingParams
 from jaxpage.engine.batch import Ladders, StepInputBuilder
 from jaxpage.engine.requests import RequestFactory
@@ -111,7 +111,7 @@ def engine_step_seconds(rows: int, steps: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=first_line(__doc__))
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--quick", action="store_true")

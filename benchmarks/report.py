@@ -51,6 +51,11 @@ def timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+def first_line(docstring: str | None) -> str:
+    """A module's docstring as its command's description."""
+    return (docstring or "").strip().partition("\n")[0]
+
+
 def machine() -> dict[str, Any]:
     """What a figure must carry: commit, processor, versions."""
     return {

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 
-from benchmarks.report import save
+from benchmarks.report import first_line, save
 
 COMMAND = [sys.executable, "-u", "-m", "jaxpage.generate", "hi", "--max-tokens", "4"]
 
@@ -35,7 +35,7 @@ def first_token_seconds(cache: str, model: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=first_line(__doc__))
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--quick", action="store_true", help="one warm run")
     args = parser.parse_args()

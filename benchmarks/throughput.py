@@ -17,18 +17,18 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.floors import measure_floors, model_floors
-from benchmarks.report import Spread, interleave, save, timed
+from benchmarks.report import Spread, first_line, interleave, save, timed
 from benchmarks.workload import Item, load_sample
 from jaxpage import LLM, SamplingParams
 
 MODEL = "smollm2-135m"
 PREFILL_TOKENS = 512
 STREAM_TOKENS = 64
-STREAM_CONTEXTS = (128, 1024)
+STREAM_CONTEXTS: tuple[int, ...] = (128, 1024)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=first_line(__doc__))
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--sample", type=int, choices=(16, 64), default=16)
     parser.add_argument("--rounds", type=int, default=None, help="3 for sample 16, 1 for 64")
@@ -37,10 +37,11 @@ def main() -> None:
     args = parser.parse_args()
     rounds = args.rounds or (1 if args.sample == 64 or args.quick else 3)
     if args.quick:
-        items, streams, prefill = quick_sample(), {16: 4}, 32
+        items, prefill = quick_sample(), 32
+        streams = {16: 4}
     else:
-        items = load_sample(args.sample)
-        streams, prefill = dict.fromkeys(STREAM_CONTEXTS, STREAM_TOKENS), PREFILL_TOKENS
+        items, prefill = load_sample(args.sample), PREFILL_TOKENS
+        streams = dict.fromkeys(STREAM_CONTEXTS, STREAM_TOKENS)
     ours = Ours(args.model)
     engines: dict[str, Ours | Any] = {"jaxpage": ours}
     if not (args.quick or args.no_peer):

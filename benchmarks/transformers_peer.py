@@ -6,6 +6,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks.workload import Item
 
@@ -25,7 +26,7 @@ class TransformersPeer:
         self._directory = tempfile.TemporaryDirectory()
         folder = str(export(model, Path(self._directory.name) / "hf"))
         self._tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-        self._model = AutoModelForCausalLM.from_pretrained(
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
         self._model.generation_config.eos_token_id = None  # outputs have recorded lengths

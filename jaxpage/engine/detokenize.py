@@ -39,6 +39,7 @@ class Detokenizer:
         self.num_tokens = 0
         """Ids taken in, with the one that completed a stop string and none after it."""
         self._stream = tokenizer.stream(skip_special_tokens=skip_special_tokens)
+        self._has_stop = len(stop) > 0
         self._matcher = StopMatcher(stop, include_stop=include_stop)
         self._min_tokens = min_tokens
         self._is_finished = False
@@ -51,8 +52,9 @@ class Detokenizer:
         for token_id in token_ids:
             self.num_tokens += 1
             certain = self._stream.push(token_id)
-            found = self._take(certain, self._stream.pending)
-            if found is not None:
+            if not self._has_stop:
+                self.text += certain
+            elif (found := self._take(certain, self._stream.pending)) is not None:
                 return found
         return None
 
@@ -88,6 +90,8 @@ class StopMatcher:
     def __init__(self, stop: Sequence[str], *, include_stop: bool = False) -> None:
         self.found: str | None = None
         self._stop = tuple(stop)
+        self._longest = max((len(each) for each in self._stop), default=1) - 1
+        """Characters of the longest stop string that can be there without the rest of it."""
         self._include_stop = include_stop
         self._held = ""
         self._passed_over = 0
@@ -131,16 +135,10 @@ class StopMatcher:
 
     def _let_through(self) -> str:
         """Keeps the longest end of the held text that may begin a stop string."""
-        size = len(self._held)
-        longest = max((len(stop) for stop in self._stop), default=1) - 1
-        cut = next(
-            (
-                start
-                for start in range(max(0, size - longest), size)
-                if any(stop.startswith(self._held[start:]) for stop in self._stop)
-            ),
-            size,
-        )
+        held, size = self._held, len(self._held)
+        cut = max(0, size - self._longest)
+        while cut < size and not any(stop.startswith(held[cut:]) for stop in self._stop):
+            cut += 1
         shown, self._held = self._held[:cut], self._held[cut:]
         self._passed_over = max(0, self._passed_over - cut)
         return shown

@@ -144,7 +144,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Completes one conversation or many through the model's chat template."""
         many = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [self.chat_prompt(conversation) for conversation in many]  # type: ignore[arg-type]
+        prompts = [self.chat_prompt(conversation) for conversation in many]  # type: ignore[arg-type]  # told apart above
         return self.generate(prompts, sampling_params, **options)
 
     def stats(self) -> EngineStats:

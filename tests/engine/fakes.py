@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jaxpage.config import CacheConfig, EngineConfig, ModelConfig
 from jaxpage.engine.engine import LLMEngine
@@ -73,7 +73,7 @@ class StubEngine(LLMEngine):
 
     def __init__(self, *, num_blocks: int = 64, depth: int = 1, **limits: int) -> None:
         cache = CacheConfig(num_blocks=num_blocks, block_size=4)
-        config = EngineConfig(**{"max_model_len": 200, **limits})
+        config = replace(EngineConfig(max_model_len=200), **limits)
         model = ModelConfig(
             vocab_size=VOCAB,
             hidden_size=8,
