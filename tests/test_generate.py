@@ -1,0 +1,193 @@
+"""The command line: what goes to stdout, what a wrong call says, what a bad line does."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxpage.generate import main
+from tests.tiny import MODEL_DIR
+
+ENGINE = ["--model", str(MODEL_DIR), "--num-blocks", "64", "--max-num-seqs", "4", "--quiet"]
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_one_prompt_streams_its_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ENGINE, "Tom has a red", "--max-tokens", "8"]) == 0
+    streamed = capsys.readouterr()
+    assert main([*ENGINE, "Tom has a red", "--max-tokens", "8", "--no-stream"]) == 0
+    assert streamed.out == capsys.readouterr().out != "\n"
+    assert streamed.out.endswith("\n") and streamed.err == ""
+
+
+def test_jsonl_lines_come_in_input_order_and_a_bad_one_errs_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    good = [
+        {"prompt": "Tom has a red", "max_tokens": 9, "logprobs": 2, "prompt_logprobs": 1},
+        {"prompt": [1, 5, 9], "max_tokens": 3, "temperature": 1.0, "seed": 3, "top_k": 5},
+        {"prompt": "The cat", "stop": "e", "logit_bias": {"7": -100.0}, "min_tokens": 1},
+        {"prompt": "", "max_tokens": 2},
+    ]
+    bad: list[bytes] = [
+        b"{not json", b"[1]", b'{"prompt": 7}', b'{"prompt": "a", "n": 2, "temperature": 1}',
+        b'{"prompt": "a", "temprature": 1}', b'{"prompt": "a", "top_p": 2}', b'{"prompt": "\xff"}',
+        b'{"prompt": [99999]}', b'{"messages": "hi"}', b'{"prompt": "a", "stop_token_ids": 3}',
+        b'{"prompt": "a", "messages": []}', b'{"prompt": "a", "allowed_token_ids": []}',
+        b'{"prompt": "a", "logit_bias": {"x": 1}}', b'{"prompt": "a", "seed": "7"}',
+        b'{"prompt": "' + b"a" * 3000 + b'"}',
+    ]  # fmt: skip
+    mixed = [json.dumps(good[0]).encode(), *bad, *(json.dumps(g).encode() for g in good[1:])]
+    file.write_bytes(b"\n".join(mixed) + b"\n\n")
+    out = tmp_path / "out.jsonl"
+    code = main([*ENGINE, "--prompts", str(file), "--format", "jsonl", "-o", str(out), "--stats"])
+    found = lines(out.read_text())
+    captured = capsys.readouterr()
+    assert code == 1 and captured.out == ""
+    assert [line["index"] for line in found] == list(range(len(mixed)))
+    errors = [line for line in found if line["error"]]
+    assert [line["index"] for line in errors] == list(range(1, 1 + len(bad)))
+    assert all(line["outputs"] == [] and "got " in line["error"] for line in errors)
+    first, ids, stopped, empty = [line for line in found if not line["error"]]
+    assert len(first["outputs"][0]["logprobs"]) == len(first["outputs"][0]["token_ids"])
+    assert first["prompt_logprobs"][0] is None
+    assert len(first["prompt_logprobs"]) == len(first["prompt_token_ids"])
+    assert ids["prompt"] is None and ids["prompt_token_ids"] == [1, 5, 9]
+    assert "e" not in stopped["outputs"][0]["text"]
+    assert empty["prompt_token_ids"] == [1], "an empty prompt runs from the begin token"
+    stats = json.loads(captured.err.splitlines()[-1])
+    assert stats["blocks_free"] == stats["blocks_total"] == 64
+    assert stats["generated_tokens"] == sum(
+        len(line["outputs"][0]["token_ids"]) for line in found if not line["error"]
+    )
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["a", "--temperature", "nan"],
+        ["a", "--temperature", "-1"],
+        ["a", "--top-p", "0"],
+        ["a", "--top-k", "-2"],
+        ["a", "--max-tokens", "x"],
+        ["a", "--max-tokens", "-1"],
+        ["a", "-n", "2"],
+        ["a", "-n", "2", "--temperature", "1"],
+        ["a", "--best-of", "2", "--temperature", "1"],
+        ["a", "--beam-width", "2"],
+        ["a", "--logit-bias", "abc"],
+        ["a", "--system", "be nice"],
+        ["a", "--nonsense"],
+        ["a", "--preemption", "maybe"],
+        ["a", "--preemption", "swap"],
+        ["a", "--swap-blocks", "4"],
+        ["a", "--attention", "pallas"],
+        ["a", "--tensor-parallel-size", "2"],
+        ["a", "--block-size", "0"],
+        ["a", "--num-blocks", "0"],
+        ["a", "--num-blocks", "4", "--kv-memory", "1GiB"],
+        ["a", "--kv-memory", "lots"],
+        ["a", "--num-blocks", "999999999"],
+        ["a", "--max-model-len", "100000"],
+        ["a", "--prompts", "missing.jsonl"],
+        ["a", "--prompts", "prompts.csv"],
+        ["a", "-o", "missing/dir/out.jsonl"],
+        ["a", "--model", "/nowhere/model.gguf"],
+        ["a", "--model", "not a model"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_call_ends_with_one_line_and_code_2(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = [] if "--model" in argv else ["--model", str(MODEL_DIR)]
+    try:
+        code = main([*argv, *model, "--quiet"])
+    except SystemExit as exit_:  # argparse's own way out
+        code = exit_.code
+    captured = capsys.readouterr()
+    assert code == 2 and captured.out == ""
+    assert captured.err.startswith("error: got ") and captured.err.count("\n") == 1, captured.err
+
+
+def test_a_prompt_over_the_limit_fails_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*ENGINE, "Tom", "a" * 4000, "--max-tokens", "4", "--format", "jsonl"]
+    assert main(argv) == 1
+    found = lines(capsys.readouterr().out)
+    assert found[0]["error"] is None and "got a prompt of" in found[1]["error"]
+
+
+def test_bytes_that_are_no_text_err_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"Tom has\n\xff\xfe\n\nThe cat\n")
+    argv = [*ENGINE, "--prompts", str(file), "--max-tokens", "3", "--format", "jsonl"]
+    assert main(argv) == 1
+    found = lines(capsys.readouterr().out)
+    assert [bool(line["error"]) for line in found] == [False, True, False]
+    assert "UTF-8" in found[1]["error"]
+
+
+def test_stdin_holds_prompts_or_objects(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    for text in (b"Tom has\n", b'{"prompt": "Tom has", "temperature": 0}\n'):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+        argv = [*ENGINE, "--prompts", "-", "--format", "jsonl", "--max-tokens", "4"]
+        assert main(argv) == 0
+        found.append(lines(capsys.readouterr().out)[0])
+    assert found[0] == found[1]
+
+
+def test_a_reader_that_goes_away_ends_the_run_quietly() -> None:
+    command = [sys.executable, "-m", "jaxpage.generate", *ENGINE, "Tom has", "--max-tokens", "200",
+               "--ignore-eos"]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 141
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full: run on Linux")
+def test_a_full_disk_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ENGINE, "Tom has", "--max-tokens", "3", "-o", "/dev/full"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and "No space left" in captured.err
+
+
+def test_an_interrupt_keeps_what_was_finished(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from jaxpage.engine.engine import LLMEngine
+
+    steps, step = [0], LLMEngine.step
+
+    def interrupted(engine: LLMEngine) -> Any:
+        steps[0] += 1
+        if steps[0] == 12:
+            raise KeyboardInterrupt
+        return step(engine)
+
+    monkeypatch.setattr(LLMEngine, "step", interrupted)
+    argv = [*ENGINE, "Tom has", "The cat", "--max-tokens", "60", "--format", "jsonl",
+            "--ignore-eos", "--prompts", "-"]  # fmt: skip
+    short = io.BytesIO(b'{"prompt": "One", "max_tokens": 2}\n')
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(short))
+    assert main(argv) == 130
+    assert [line["index"] for line in lines(capsys.readouterr().out)] == [2]
