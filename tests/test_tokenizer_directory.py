@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sentencepiece
 import tokenizers
-from tokenizers import models, processors
+from tokenizers import decoders, models, processors
 
 from jaxpage.chat_template import LLAMA2_TEMPLATE, VICUNA_TEMPLATE
 from jaxpage.errors import CheckpointError, ConfigError
@@ -219,9 +220,59 @@ def test_damaged_files_are_refused(
     assert message in str(caught.value)
 
 
-def test_a_decoder_that_cannot_stream_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="whose decoder is missing"):
-        as_tokenizer(tokenizers.Tokenizer(models.BPE()))
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        None,
+        decoders.Metaspace(),
+        decoders.Metaspace(prepend_scheme="never"),
+        decoders.ByteLevel(),
+        decoders.Sequence(
+            [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+        ),
+    ],
+)
+def test_each_decoder_is_followed(decoder: Any) -> None:
+    words = [
+        "\u2581a",
+        "b\u2581",
+        "\u2581\u2581",
+        "<0xE6>",
+        "<0x97>",
+        "<0xA5>",
+        "<0x20>",
+        "c",
+        "</s>",
+    ]
+    backend = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, "c"))
+    backend.decoder = decoder
+    backend.add_special_tokens(["</s>"])
+    tokenizer, draw = as_tokenizer(backend), random.Random(0)
+    for _ in range(200):
+        ids = [draw.randrange(len(words) + 1) for _ in range(draw.randrange(7))]
+        for skip in (True, False):
+            wanted = backend.decode(ids, skip_special_tokens=skip)
+            assert tokenizer.decode(ids, skip_special_tokens=skip) == wanted
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.WordPiece(),
+        decoders.Sequence([decoders.Fuse(), decoders.ByteFallback()]),
+        decoders.Sequence(
+            [
+                *(decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()),
+                decoders.Strip("x", 1, 0),
+            ]
+        ),
+    ],
+)
+def test_a_decoder_that_is_not_known_is_refused(decoder: Any) -> None:
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.decoder = decoder
+    with pytest.raises(CheckpointError, match="got a tokenizer whose decoder"):
+        as_tokenizer(backend)
 
 
 def test_what_a_caller_has_becomes_a_tokenizer(tmp_path: Path) -> None:

@@ -139,6 +139,6 @@ class StopMatcher:
         cut = max(0, size - self._longest)
         while cut < size and not any(stop.startswith(held[cut:]) for stop in self._stop):
             cut += 1
-        shown, self._held = self._held[:cut], self._held[cut:]
+        shown, self._held = held[:cut], held[cut:]
         self._passed_over = max(0, self._passed_over - cut)
         return shown

@@ -18,7 +18,7 @@ from tokenizers import processors
 from jaxpage.errors import CheckpointError
 from jaxpage.tokenizers import byte_level
 from jaxpage.tokenizers.base import DescribedTokenizer, TextStream, TokenizerInfo
-from jaxpage.tokenizers.streams import ByteStream, Piece, PieceStream
+from jaxpage.tokenizers.streams import ByteStream, Piece, PieceStream, WordStream
 
 StreamMaker = Callable[[Callable[[int], str | None]], TextStream]
 
@@ -97,10 +97,19 @@ def _stream_maker(backend: tokenizers.Tokenizer) -> StreamMaker:
             lambda i: None if (token := token_of(i)) is None else piece_of(token),
             drop_spaces=spaces,
         )
+    if kinds == ["Metaspace"]:
+        mark, drops = steps[0]["replacement"], steps[0]["prepend_scheme"] != "never"
+        return lambda token_of: WordStream(
+            token_of,
+            first=lambda token: token.replace(mark, "" if drops else " "),
+            later=lambda token: token.replace(mark, " "),
+        )
+    if not kinds:  # the library then joins tokens with spaces
+        return lambda token_of: WordStream(token_of, first=str, later=lambda token: " " + token)
     raise CheckpointError(
-        f"got a tokenizer whose decoder is {' + '.join(kinds) or 'missing'}, wanted ByteLevel or "
-        "Replace + ByteFallback + Fuse (+ Strip), as LLaMA-family models have; "
-        "check that tokenizer.json belongs to the model"
+        f"got a tokenizer whose decoder is {' + '.join(kinds)}, wanted ByteLevel, Metaspace, "
+        "Replace + ByteFallback + Fuse (+ Strip), or none; "
+        "check that tokenizer.json belongs to a model of the LLaMA family"
     )
 
 

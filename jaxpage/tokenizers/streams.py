@@ -88,3 +88,29 @@ class PieceStream:
 
     def _without_spaces(self, text: str) -> str:
         return text[min(self._drop_spaces, len(text) - len(text.lstrip(" "))) :]
+
+
+class WordStream:
+    """Tokens that are text of their own, the first of which is written otherwise than the rest."""
+
+    def __init__(
+        self,
+        token_of: Callable[[int], str | None],
+        *,
+        first: Callable[[str], str],
+        later: Callable[[str], str],
+    ) -> None:
+        self._token_of = token_of
+        self._write = first
+        self._later = later
+
+    def push(self, token_id: int) -> str:
+        token = self._token_of(token_id)
+        if token is None:
+            return ""
+        text, self._write = self._write(token), self._later
+        return text
+
+    @property
+    def pending(self) -> str:
+        return ""
