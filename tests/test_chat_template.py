@@ -190,7 +190,7 @@ def test_transformers_renders_the_same(
 ) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    tokens: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
     (theirs,), _ = render_jinja_template(
         conversations=[messages],
         chat_template=template,

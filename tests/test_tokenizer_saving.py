@@ -141,7 +141,7 @@ def test_several_ends_are_kept_and_a_file_that_is_there_is_not_touched(tmp_path:
     tokenizer = make("tiktoken", tmp_path)
     save_tokenizer(tokenizer, tmp_path / "a")
     assert load_tokenizer(tmp_path / "a").eos_token_ids == tokenizer.eos_token_ids
-    mine = {"generation_config.json": '{"eos_token_id": 7}'}
+    mine: dict[str, bytes | str] = {"generation_config.json": '{"eos_token_id": 7}'}
     save_tokenizer(tokenizer, write_files(tmp_path / "b", mine))
     assert load_tokenizer(tmp_path / "b").eos_token_ids == (7,)
 
