@@ -12,6 +12,7 @@ sees its own token. All agree with `reference`, the plain float32 oracle:
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
+@cache  # one function object a setting, so that a traced layer is found again by its attention
 def make_attention(name: str, *, scale: float, sliding_window: int | None = None) -> Attention:
     """The backend `name` as `(q, k, v, layer_kv, step) -> (out, layer_kv)`.
 

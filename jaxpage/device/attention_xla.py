@@ -2,11 +2,12 @@
 
 Loops run to the live length, so cost follows the tokens in the cache, not the table's width.
 The online softmax is that of FlashAttention (Dao et al. 2022, algorithm 1); its state for one
-query is (largest score so far, sum of weights, weighted sum of V), all float32.
+query is the largest score so far, the sum of weights and the weighted sum of V, all float32.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
@@ -21,17 +22,41 @@ MASKED = -1e30
 """A finite floor for masked scores: -inf minus -inf would be NaN."""
 EXACT = lax.Precision.HIGHEST
 """float32 as promised: a GPU would take TF32 without being told."""
-DECODE_CHUNK_TOKENS = 64
-PREFILL_CHUNK_TOKENS = 256
-PREFILL_TILE_TOKENS = 64
+ROW_CHUNK_TOKENS = 256
+BATCH_CHUNK_TOKENS = 64
+TILE_CHUNK_TOKENS = 256
+TILE_TOKENS = 64
+MOST_MERGED_HEADS = 4
 
 
 class Softmax(NamedTuple):
-    """The online softmax: top and total [...], acc [..., H]."""
+    """An online softmax: top and total [...], acc [..., H]."""
 
     top: Array
     total: Array
     acc: Array
+
+    @classmethod
+    def empty(cls, *shape: int) -> Softmax:
+        """Of nothing, for an `acc` of this shape."""
+        zeros = jnp.zeros(shape, jnp.float32)
+        return cls(jnp.full(shape[:-1], MASKED, jnp.float32), zeros[..., 0], zeros)
+
+    def add(self, scores: Array, seen: Array, weigh: str, values: Array) -> Softmax:
+        """With more scores [..., keys], those `seen`; `weigh` is the einsum of weights and V."""
+        scores = jnp.where(seen, scores, MASKED)
+        top = jnp.maximum(self.top, scores.max(-1))
+        weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0)
+        fade = jnp.exp(self.top - top)
+        return Softmax(
+            top,
+            self.total * fade + weights.sum(-1),
+            self.acc * fade[..., None] + jnp.einsum(weigh, weights, values, precision=EXACT),
+        )
+
+    def result(self) -> Array:
+        """acc over total; 0 where nothing was seen."""
+        return self.acc / jnp.maximum(self.total, jnp.finfo(jnp.float32).tiny)[..., None]
 
 
 def attend_xla(
@@ -43,18 +68,68 @@ def attend_xla(
     sliding_window: int | None = None,
 ) -> Float[Array, "T N H"]:
     """What `attend_reference` computes, for decode (T == B) or packed rows of any length."""
-    is_decode = q.shape[0] == step.block_tables.shape[0]
-    attend = _attend_decode if is_decode else _attend_packed
     scaled = q.astype(jnp.float32) * scale
-    return attend(scaled, layer_kv, step, sliding_window).astype(q.dtype)
+    if q.shape[0] != step.block_tables.shape[0]:
+        out = _attend_tiles(scaled, layer_kv, step, sliding_window)
+    else:
+        out = lax.platform_dependent(
+            scaled,
+            layer_kv,
+            step,
+            cpu=partial(decode_by_row, sliding_window=sliding_window),
+            default=partial(decode_batch, sliding_window=sliding_window),
+        )
+    return out.astype(q.dtype)
 
 
-def _attend_decode(
-    q: Array, layer_kv: LayerKV, step: StepInput, sliding_window: int | None
-) -> Array:
+def decode_by_row(
+    q: Float[Array, "B N H"], layer_kv: LayerKV, step: StepInput, *, sliding_window: int | None
+) -> Float[Array, "B N H"]:
+    """One row at a time: a CPU keeps its chunk in cache, and no row waits for a longer one.
+
+    A row's result does not depend on the batch, to the bit. `q` is float32 and scaled.
+    """
+    num_rows, num_heads, head_dim = q.shape
+    _, block_size, num_kv_heads, _ = layer_kv.k.shape
+    blocks = _chunk_blocks(ROW_CHUNK_TOKENS, block_size, step.block_tables.shape[1])
+    size = blocks * block_size
+    tables = _whole_chunks(step.block_tables, blocks)
+    merged = _merged_heads(num_kv_heads)
+    queries = _merge_queries(q, num_kv_heads, merged)  # [B, K / merged, heads, merged * H]
+
+    def add_row(row: Array, out: Array) -> Array:
+        end = step.context_lens[row]
+        start = _first_seen(end - 1, sliding_window)
+
+        def add_chunk(chunk: Array, state: Softmax) -> Softmax:
+            ids = lax.dynamic_slice(tables, (row, chunk * blocks), (1, blocks))[0]
+            key = chunk * size + jnp.arange(size)
+            live = (key < end) & (key >= start)
+            k, v = (
+                taken.reshape(size, -1, merged * head_dim) for taken in _gather(layer_kv, ids, live)
+            )
+            scores = jnp.einsum("mnx,smx->mns", queries[row], k, precision=EXACT)
+            return state.add(scores, live[None, None], "mns,smx->mnx", v)
+
+        last = (end + size - 1) // size
+        state = Softmax.empty(*queries.shape[1:])
+        state = lax.fori_loop(start // size, last, add_chunk, state)
+        return out.at[row].set(_split_result(state.result(), merged, head_dim))
+
+    is_live = step.context_lens > 0
+    num_live = jnp.max(jnp.where(is_live, jnp.arange(1, num_rows + 1), 0))
+    out = lax.fori_loop(0, num_live, add_row, jnp.zeros_like(q))
+    return out.reshape(num_rows, num_heads, head_dim)
+
+
+def decode_batch(
+    q: Float[Array, "B N H"], layer_kv: LayerKV, step: StepInput, *, sliding_window: int | None
+) -> Float[Array, "B N H"]:
+    """All rows at once, to the longest row's end. `q` is float32 and scaled."""
     num_rows, _, head_dim = q.shape
     _, block_size, num_kv_heads, _ = layer_kv.k.shape
-    blocks = _chunk_blocks(DECODE_CHUNK_TOKENS, block_size, step.block_tables.shape[1])
+    width = step.block_tables.shape[1]
+    blocks = _chunk_blocks(BATCH_CHUNK_TOKENS, block_size, width)
     size = blocks * block_size
     tables = _whole_chunks(step.block_tables, blocks)
     ends = step.context_lens
@@ -63,36 +138,27 @@ def _attend_decode(
 
     def add_chunk(chunk: Array, state: Softmax) -> Softmax:
         ids = lax.dynamic_slice(tables, (0, chunk * blocks), (num_rows, blocks))
-        position = chunk * size + jnp.arange(size)
-        live = (position[None] < ends[:, None]) & (position[None] >= starts[:, None])
+        key = chunk * size + jnp.arange(size)
+        live = (key[None] < ends[:, None]) & (key[None] >= starts[:, None])
         k, v = _gather(layer_kv, ids, live)  # [B, size, K, H]
         scores = jnp.einsum("bkgh,bskh->bkgs", queries, k, precision=EXACT)
-        scores = jnp.where(live[:, None, None], scores, MASKED)
-        top = jnp.maximum(state.top, scores.max(-1))
-        weights = jnp.where(live[:, None, None], jnp.exp(scores - top[..., None]), 0)
-        fade = jnp.exp(state.top - top)
-        return Softmax(
-            top,
-            state.total * fade + weights.sum(-1),
-            state.acc * fade[..., None]
-            + jnp.einsum("bkgs,bskh->bkgh", weights, v, precision=EXACT),
-        )
+        return state.add(scores, live[:, None, None], "bkgs,bskh->bkgh", v)
 
-    first = jnp.min(jnp.where(ends > 0, starts, step.block_tables.shape[1] * block_size)) // size
+    first = jnp.min(jnp.where(ends > 0, starts, width * block_size)) // size
     last = (jnp.max(ends) + size - 1) // size
-    state = lax.fori_loop(first, last, add_chunk, _empty_state(queries))
-    return _finish(state).reshape(q.shape)
+    state = lax.fori_loop(first, last, add_chunk, Softmax.empty(*queries.shape))
+    return state.result().reshape(q.shape)
 
 
-def _attend_packed(
+def _attend_tiles(
     q: Array, layer_kv: LayerKV, step: StepInput, sliding_window: int | None
 ) -> Array:
+    """Tiles of up to TILE_TOKENS queries of one row against chunks of that row's keys."""
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = layer_kv.k.shape
-    group = num_heads // num_kv_heads
-    blocks = _chunk_blocks(PREFILL_CHUNK_TOKENS, block_size, step.block_tables.shape[1])
+    blocks = _chunk_blocks(TILE_CHUNK_TOKENS, block_size, step.block_tables.shape[1])
     size = blocks * block_size
-    tile = min(PREFILL_TILE_TOKENS, num_tokens)
+    tile = min(TILE_TOKENS, num_tokens)
     tables = _whole_chunks(step.block_tables, blocks)
     num_queries = jnp.diff(step.query_starts)
     tiles = (num_queries + tile - 1) // tile
@@ -106,10 +172,10 @@ def _attend_packed(
         count = jnp.minimum(num_queries[row] - skipped, tile)
         first_query = step.context_lens[row] - num_queries[row] + skipped
         end = first_query + count
-        position = first_query + jnp.arange(tile)  # of the queries
         start = _first_seen(first_query, sliding_window)
+        position = first_query + jnp.arange(tile)  # of the queries
         queries = lax.dynamic_slice(padded, (begin, 0, 0), (tile, num_heads, head_dim))
-        queries = queries.reshape(tile, num_kv_heads, group, head_dim).transpose(1, 2, 0, 3)
+        queries = queries.reshape(tile, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
 
         def add_chunk(chunk: Array, state: Softmax) -> Softmax:
             ids = lax.dynamic_slice(tables, (row, chunk * blocks), (1, blocks))[0]
@@ -120,20 +186,11 @@ def _attend_packed(
             if sliding_window is not None:
                 seen &= key[None] > position[:, None] - sliding_window
             scores = jnp.einsum("kgth,skh->kgts", queries, k, precision=EXACT)
-            scores = jnp.where(seen[None, None], scores, MASKED)
-            top = jnp.maximum(state.top, scores.max(-1))
-            weights = jnp.where(seen[None, None], jnp.exp(scores - top[..., None]), 0)
-            fade = jnp.exp(state.top - top)
-            return Softmax(
-                top,
-                state.total * fade + weights.sum(-1),
-                state.acc * fade[..., None]
-                + jnp.einsum("kgts,skh->kgth", weights, v, precision=EXACT),
-            )
+            return state.add(scores, seen[None, None], "kgts,skh->kgth", v)
 
         last = (end + size - 1) // size
-        state = lax.fori_loop(start // size, last, add_chunk, _empty_state(queries))
-        result = _finish(state).transpose(2, 0, 1, 3).reshape(tile, num_heads, head_dim)
+        state = lax.fori_loop(start // size, last, add_chunk, Softmax.empty(*queries.shape))
+        result = state.result().transpose(2, 0, 1, 3).reshape(tile, num_heads, head_dim)
         result = jnp.where((jnp.arange(tile) < count)[:, None, None], result, 0)
         return lax.dynamic_update_slice(out, result, (begin, 0, 0))
 
@@ -170,13 +227,30 @@ def _gather(layer_kv: LayerKV, ids: Array, live: Array) -> tuple[Array, Array]:
     return taken(layer_kv.k), taken(layer_kv.v)
 
 
-def _empty_state(queries: Array) -> Softmax:
-    return Softmax(
-        jnp.full(queries.shape[:-1], MASKED, jnp.float32),
-        jnp.zeros(queries.shape[:-1], jnp.float32),
-        jnp.zeros(queries.shape, jnp.float32),
-    )
+def _merged_heads(num_kv_heads: int) -> int:
+    """KV heads taken in one matrix product: the largest divisor up to MOST_MERGED_HEADS.
+
+    Products of one head are too thin for a CPU's matrix kernels. Merged, each query is padded
+    with zeros where the other heads' keys are: more arithmetic, yet less time.
+    """
+    return max(m for m in range(1, MOST_MERGED_HEADS + 1) if num_kv_heads % m == 0)
 
 
-def _finish(state: Softmax) -> Array:
-    return state.acc / jnp.maximum(state.total, jnp.finfo(jnp.float32).tiny)[..., None]
+def _merge_queries(q: Array, num_kv_heads: int, merged: int) -> Array:
+    """[B, K / merged, merged * G, merged * H]: queries beside zeros for the other merged heads.
+
+    merged 2, one query a head: (a | 0), (0 | b)
+    """
+    num_rows, num_heads, head_dim = q.shape
+    group = num_heads // num_kv_heads
+    q = q.reshape(num_rows, num_kv_heads // merged, merged, group, 1, head_dim)
+    own = jnp.eye(merged, dtype=jnp.bool_).reshape(1, 1, merged, 1, merged, 1)
+    wide = jnp.where(own, q, 0)
+    return wide.reshape(num_rows, num_kv_heads // merged, merged * group, merged * head_dim)
+
+
+def _split_result(result: Array, merged: int, head_dim: int) -> Array:
+    """[N, H] of one row's [K / merged, merged * G, merged * H]: each head's own part."""
+    wide = result.reshape(result.shape[0], merged, -1, merged, head_dim)
+    own = jnp.diagonal(wide, axis1=1, axis2=3)  # [K / merged, G, H, merged]
+    return jnp.moveaxis(own, -1, 1).reshape(-1, head_dim)

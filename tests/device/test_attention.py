@@ -41,8 +41,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("backend", BACKENDS)
+CHECKS = [(backend, name) for backend in BACKENDS for name in CASES] + [
+    ("batch", name) for name in CASES if CASES[name].is_decode
+]
+
+
+@pytest.mark.parametrize(("backend", "name"), CHECKS)
 def test_equals_dense_attention(backend: str, name: str) -> None:
     case = CASES[name]
     problem = build(case)
