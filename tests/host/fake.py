@@ -166,6 +166,7 @@ class FakeDevice:
         request = self.requests[row.seq_id]
         prompt = request.prompt_token_ids
         first = row.start + row.target_offset + 1
+        assert row.num_prompt_logprobs == (request.params.prompt_logprobs or 0)
         assert row.target_offset + len(row.prompt_targets) <= row.num_tokens
         assert row.prompt_targets == prompt[first : first + len(row.prompt_targets)]
         asked = self.targets.setdefault(row.seq_id, [])

@@ -243,12 +243,14 @@ def test_a_preempted_prompt_above_the_chunk_budget_is_not_preempted_over_and_ove
 def test_prompt_logprobs_survive_chunks_and_preemption(depth: int, num_steps: int) -> None:
     """Wherever the prompt gives way: between chunks, with the first token in flight, after it."""
     driver = engine(num_blocks=20, depth=depth, max_num_batched_tokens=4)
+    short = request("short", prompt(3), max_tokens=1)  # shifts the first chunks of the other
     new = request("new", prompt(20, 3), max_tokens=8, prompt_logprobs=1)
+    driver.add(short)
     driver.add(new)
     for _ in range(num_steps):
         driver.step()
     planner = driver.scheduler._planner
-    planner._preempt(planner.running[0])
+    planner._preempt(planner.running[-1])
     driver.scheduler.check_integrity()
     driver.run()
     assert driver.news["new"].num_preemptions == 1
