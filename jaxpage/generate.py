@@ -19,7 +19,9 @@ from jaxpage.cli.jobs import Job, jobs_from_file, jobs_from_prompts
 from jaxpage.cli.options import build_parser, engine_options, sampling_fields
 from jaxpage.cli.writers import InOrder, JsonlWriter, TextWriter
 from jaxpage.errors import CapacityError, ConfigError, JaxpageError, RequestError
+from jaxpage.later import check_available
 from jaxpage.outputs import RequestOutput
+from jaxpage.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from jaxpage.engine.llm import LLM
@@ -107,6 +109,7 @@ def _steps(llm: LLM) -> Iterator[RequestOutput]:
 
 def _read_jobs(args: argparse.Namespace) -> list[Job]:
     sampling = sampling_fields(args)
+    check_available(SamplingParams(**sampling))
     if args.system is not None and not args.chat:
         raise ConfigError("got --system without --chat, wanted both; add --chat")
     jobs = jobs_from_prompts(args.prompt, sampling, chat=args.chat, system=args.system)

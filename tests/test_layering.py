@@ -35,6 +35,7 @@ ROOMS = {
     "jaxpage.outputs": Room(""),
     "jaxpage.config": Room("jaxpage.errors"),
     "jaxpage.sampling_params": Room("jaxpage.errors"),
+    "jaxpage.later": Room("jaxpage.sampling_params jaxpage.errors"),
     "jaxpage.tokenizer": Room(TEXT, "sentencepiece tokenizers"),
     "jaxpage.tokenizers": Room(TEXT, "sentencepiece tokenizers"),
     "jaxpage.chat_template": Room("jaxpage.errors", "jinja2"),
@@ -52,11 +53,11 @@ ROOMS = {
     ),
     "jaxpage.engine": Room(
         "jaxpage.engine jaxpage.host jaxpage.device jaxpage.models jaxpage.checkpoint "
-        f"{HOST} {TEXT}",
+        f"jaxpage.later {HOST} {TEXT}",
         "jax numpy tqdm",
     ),
-    "jaxpage.generate": Room(f"jaxpage.cli jaxpage.engine {HOST} {TEXT}", "jax tqdm"),
-    "jaxpage.cli": Room(f"jaxpage.cli jaxpage.engine {HOST} {TEXT}", "tqdm"),
+    "jaxpage.generate": Room(f"jaxpage.cli jaxpage.engine jaxpage.later {HOST} {TEXT}", "jax tqdm"),
+    "jaxpage.cli": Room(f"jaxpage.cli jaxpage.later {HOST} {TEXT}", "tqdm"),
     "pallas_kernels": Room("pallas_kernels", "jax"),
     "convert": Room(
         f"convert jaxpage.models jaxpage.config {TEXT}",

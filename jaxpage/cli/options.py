@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from jaxpage.config import DTYPES
 from jaxpage.errors import ConfigError
+from jaxpage.later import comes_later
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -52,10 +53,7 @@ def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options as keywords of LLM. Raises ConfigError for a feature of a later version."""
     if args.beam_width is not None:
-        raise ConfigError(
-            f"got --beam-width {args.beam_width}, but beam search comes with a later version; "
-            "leave it out"
-        )
+        raise comes_later(f"--beam-width {args.beam_width} (beam search)", "sampling")
     names = (
         "dtype", "block_size", "num_blocks", "kv_memory", "max_model_len", "max_num_seqs",
         "max_num_batched_tokens", "preemption", "swap_blocks", "attention", "tensor_parallel_size",

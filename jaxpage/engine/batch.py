@@ -152,11 +152,18 @@ def prompt_targets(plan: StepPlan, shape: StepShape) -> np.ndarray | None:
 
 def to_result(
     plan: StepPlan,
-    output: StepOutput,
+    output: StepOutput | None,
     scored: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
 ) -> StepResult:
-    """The host twin of a fetched StepOutput (NumPy arrays), real draws only."""
+    """The host twin of a fetched StepOutput (NumPy arrays), real draws only.
+
+    None: nothing was drawn, as in a step that holds only beginnings of prompts.
+    """
     draws = plan.draws
+    prompt_logprobs = () if scored is None else _scored_prompts(plan, scored)
+    if output is None:
+        assert not draws, f"{len(draws)} draws without an output"
+        return StepResult(plan.step_id, [], [], [], (), prompt_logprobs)
     count = len(draws)
     wanted = [draw.params.logprobs or 0 for draw in draws]
     top: tuple[tuple[tuple[int, float], ...], ...] = ((),) * count
@@ -169,7 +176,7 @@ def to_result(
         logprobs=output.logprobs[:count].tolist(),
         raw_logprobs=output.raw_logprobs[:count].tolist(),
         top=top,
-        prompt_logprobs=() if scored is None else _scored_prompts(plan, scored),
+        prompt_logprobs=prompt_logprobs,
     )
 
 

@@ -11,15 +11,16 @@ from jaxpage.config import EngineConfig, ModelConfig
 from jaxpage.engine import compile_cache
 from jaxpage.engine.engine import LLMEngine
 from jaxpage.engine.options import Options
-from jaxpage.engine.requests import RequestFactory, check_available
+from jaxpage.engine.requests import RequestFactory
 from jaxpage.engine.runner import Runner
 from jaxpage.engine.sizing import size_pool
 from jaxpage.errors import CapacityError, ConfigError, RequestError
 from jaxpage.host.scheduler import Scheduler
+from jaxpage.later import check_available
 from jaxpage.models.registry import build_model
 from jaxpage.outputs import EngineStats, RequestOutput
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
-from jaxpage.tokenizer import Tokenizer
+from jaxpage.tokenizer import Tokenizer, as_tokenizer
 
 Prompt = str | Seq[int]
 Params = SamplingParams | BeamSearchParams
@@ -54,7 +55,7 @@ class LLM:
 
             config, params, tokenizer = load(model, dtype=settings.model_dtype())
         self.config = config
-        self.tokenizer = tokenizer
+        self.tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
         self._next_id = 0
         self._build(config, params, settings, report)
 

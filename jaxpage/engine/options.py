@@ -10,6 +10,7 @@ import jax
 from jaxpage.config import DTYPES, DType, EngineConfig, ModelConfig
 from jaxpage.engine.batch import SMALLEST_PREFILL_TOKENS
 from jaxpage.errors import ConfigError
+from jaxpage.later import comes_later
 
 MOST_PREFILL_ROWS = 8
 
@@ -49,13 +50,15 @@ class Options:
             if getattr(self, name) is not None:
                 _at_least_one(name, getattr(self, name))
         if self.enable_prefix_caching:
-            raise _later("enable_prefix_caching=True", "False")
+            raise comes_later("enable_prefix_caching=True", "False")
         if self.preemption == "swap" or self.swap_blocks:
-            raise _later("swapping (preemption='swap' or swap_blocks)", "preemption='recompute'")
+            raise comes_later(
+                "swapping (preemption='swap' or swap_blocks)", "preemption='recompute'"
+            )
         if self.attention == "pallas":
-            raise _later("attention='pallas'", "attention='xla'")
+            raise comes_later("attention='pallas'", "attention='xla'")
         if self.tensor_parallel_size != 1:
-            raise _later(f"tensor_parallel_size={self.tensor_parallel_size}", "1")
+            raise comes_later(f"tensor_parallel_size={self.tensor_parallel_size}", "1")
         if self.seed is not None and not 0 <= self.seed < 1 << 64:
             raise ConfigError(f"got seed={self.seed}, wanted a whole number of 64 bits")
         return self
@@ -93,7 +96,3 @@ def _choice(name: str, got: str, wanted: tuple[str, ...]) -> None:
 def _at_least_one(name: str, got: int) -> None:
     if not isinstance(got, int) or isinstance(got, bool) or got < 1:
         raise ConfigError(f"got {name}={got!r}, wanted a whole number of at least 1; raise it")
-
-
-def _later(got: str, instead: str) -> ConfigError:
-    return ConfigError(f"got {got}, which comes with a later version; use {instead}")

@@ -10,8 +10,9 @@ from numbers import Integral
 from jaxpage.config import ModelConfig
 from jaxpage.engine.detokenize import Detokenizer
 from jaxpage.engine.sampling_batch import check_fits
-from jaxpage.errors import ConfigError, RequestError
+from jaxpage.errors import RequestError
 from jaxpage.host.plan import Request
+from jaxpage.later import check_available
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 from jaxpage.tokenizer import Tokenizer
 
@@ -93,20 +94,3 @@ class RequestFactory:
         if self._tokenizer is None:
             raise RequestError(f"got {what} and no tokenizer, wanted token ids; pass a tokenizer")
         return self._tokenizer
-
-
-def check_available(params: SamplingParams | BeamSearchParams) -> SamplingParams:
-    """The params, unless they ask for what this version does not have: then ConfigError."""
-    if isinstance(params, BeamSearchParams):
-        raise _later("BeamSearchParams", "beam search", "SamplingParams")
-    if not isinstance(params, SamplingParams):
-        raise RequestError(f"got {type(params).__name__} as params, wanted SamplingParams")
-    if params.num_sequences > 1:
-        raise _later(f"n={params.n}, best_of={params.best_of}", "parallel sampling", "n=1")
-    if params.logits_processors:
-        raise _later("logits_processors", "custom logits processors", "none")
-    return params
-
-
-def _later(got: str, feature: str, instead: str) -> ConfigError:
-    return ConfigError(f"got {got}, but {feature} comes with a later version; use {instead}")

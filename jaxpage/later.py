@@ -1,0 +1,30 @@
+"""What this version does not do yet, and how it says so: an explicit request is a ConfigError.
+
+Nothing half-works. When a feature arrives, its line here goes.
+"""
+
+from __future__ import annotations
+
+from jaxpage.errors import ConfigError, RequestError
+from jaxpage.sampling_params import BeamSearchParams, SamplingParams
+
+
+def comes_later(got: str, instead: str) -> ConfigError:
+    """The error for something that a later version brings."""
+    return ConfigError(f"got {got}, which comes with a later version; use {instead}")
+
+
+def check_available(params: SamplingParams | BeamSearchParams) -> SamplingParams:
+    """The params, unless they ask for what this version does not have: then ConfigError."""
+    if isinstance(params, BeamSearchParams):
+        raise comes_later("BeamSearchParams (beam search)", "SamplingParams")
+    if not isinstance(params, SamplingParams):
+        raise RequestError(
+            f"got {type(params).__name__} as params, wanted SamplingParams; pass one"
+        )
+    if params.num_sequences > 1:
+        got = f"n={params.n}, best_of={params.best_of} (parallel sampling)"
+        raise comes_later(got, "n=1")
+    if params.logits_processors:
+        raise comes_later("logits_processors", "none")
+    return params
