@@ -141,3 +141,17 @@ def test_the_gradient_reaches_every_parameter() -> None:
     slope = sum(float(jnp.vdot(leaf, leaf)) for leaf in jax.tree.leaves(gradient))
     lower = jax.tree.map(lambda leaf, g: leaf - 1e-3 * g, params, gradient)
     assert float(value - jax.jit(loss)(lower)) == pytest.approx(1e-3 * slope, rel=0.05)
+
+
+def test_the_block_is_traced_once_for_all_layers_and_calls() -> None:
+    config = toy_config(num_layers=4)
+    model, params, step = build_model(config), init_params(config), prompt_step([[1, 2]])
+    calls = []
+
+    def counting(q: Array, k: Array, v: Array, layer_kv: Any, step: Any) -> tuple[Array, Any]:
+        calls.append(q.shape)
+        return q, layer_kv
+
+    for _ in range(2):  # without an outer jit, as a researcher may call it
+        model.apply({"params": params}, (None,) * 4, step, counting)
+    assert calls == [(2, config.num_heads, config.head_dim)]
