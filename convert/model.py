@@ -5,14 +5,12 @@ Source formats and converted directories look alike from here on.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from numpy.typing import NDArray
 
 from convert.assemble import (
@@ -23,14 +21,12 @@ from convert.assemble import (
     plan_leaves,
     read_leaf,
 )
-from convert.orbax_io import load_leaves, stored_leaves
+from convert.orbax_io import read_leaves, stored_leaves
 from convert.own_config import read_own_config
 from convert.sources import Kind, detect, open_source
 from jaxpage.config import DType, ModelConfig
 
 PARAMS_NAME = "params"
-# Leaves of a converted directory are read in groups of this size: a read has a fixed cost.
-_GROUP_BYTES = 16 * 2**20
 
 LeafReader = Callable[[DType], Iterator[tuple[str, NDArray[Any]]]]
 
@@ -93,14 +89,7 @@ def _open_converted(path: Path) -> StoredModel:
     wanted = converted_leaves(path, config)
 
     def leaves(dtype: DType) -> Iterator[tuple[str, NDArray[Any]]]:
-        for group in _groups(wanted):
-            cast = {
-                name: jax.ShapeDtypeStruct(leaf.shape, NUMPY_DTYPES[dtype])
-                for name, leaf in group.items()
-            }
-            loaded = load_leaves(path / PARAMS_NAME, cast)
-            for name in group:
-                yield name, np.asarray(loaded[name])
+        return read_leaves(path / PARAMS_NAME, converted_leaves(path, replace(config, dtype=dtype)))
 
     return StoredModel(
         kind="converted",
@@ -110,19 +99,3 @@ def _open_converted(path: Path) -> StoredModel:
         files=(),
         leaves=leaves,
     )
-
-
-def _groups(
-    wanted: Mapping[str, jax.ShapeDtypeStruct],
-) -> Iterator[dict[str, jax.ShapeDtypeStruct]]:
-    group: dict[str, jax.ShapeDtypeStruct] = {}
-    size = 0
-    for name, leaf in wanted.items():
-        leaf_bytes = math.prod(leaf.shape) * leaf.dtype.itemsize
-        if group and size + leaf_bytes > _GROUP_BYTES:
-            yield group
-            group, size = {}, 0
-        group[name] = leaf
-        size += leaf_bytes
-    if group:
-        yield group

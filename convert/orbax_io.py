@@ -8,10 +8,11 @@ business.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -20,8 +21,9 @@ from numpy.typing import NDArray
 from convert.tree import flatten, nest
 from jaxpage.errors import CheckpointError
 
-# A save costs tens of milliseconds however small it is, and about its bytes in memory.
+# A save or a read costs tens of milliseconds however small it is, and its bytes in memory.
 _BATCH_BYTES = 16 * 2**20
+Sized = TypeVar("Sized", jax.ShapeDtypeStruct, NDArray[Any])
 
 
 def save_leaves(directory: Path, leaves: Iterable[tuple[str, NDArray[Any]]]) -> None:
@@ -53,24 +55,25 @@ def stored_leaves(directory: Path) -> dict[str, jax.ShapeDtypeStruct]:
         }
 
 
-def load_leaves(
+def read_leaves(
     directory: Path, wanted: Mapping[str, jax.ShapeDtypeStruct]
-) -> dict[str, jax.Array]:
-    """The leaves of `wanted` by their paths, cast and laid out over devices as it says.
+) -> Iterator[tuple[str, NDArray[Any]]]:
+    """The leaves of `wanted` one after another, cast to its dtypes.
 
-    A leaf without a sharding goes to the default device, however it was laid out when saved.
+    They come whole, however they were laid out over devices when saved. Through NumPy this takes
+    less time and less than a third of the memory of Orbax's own way to a device.
     """
     from orbax.checkpoint import v1 as ocp
 
-    default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    placed = {
-        path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or default)
-        for path, leaf in wanted.items()
-    }
-    context = ocp.Context()
-    context.pytree.loading.partial_load = True
-    with _readable(directory), context:
-        return flatten(ocp.load(str(directory), nest(placed)))
+    for group in _batches(wanted.items()):
+        context = ocp.Context()
+        context.pytree.loading.partial_load = True
+        # Nothing is written to these, so they take no memory.
+        like = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in group.items()}
+        with _readable(directory), context:
+            loaded = flatten(ocp.load(str(directory), nest(like)))
+        for path in group:
+            yield path, loaded.pop(path)
 
 
 @contextmanager
@@ -90,15 +93,18 @@ def _readable(directory: Path) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _batches(leaves: Iterable[tuple[str, NDArray[Any]]]) -> Iterator[dict[str, NDArray[Any]]]:
+def _batches(
+    leaves: Iterable[tuple[str, Sized]],
+) -> Iterator[dict[str, Sized]]:
     """Leaves in groups of at most _BATCH_BYTES, or of one."""
-    batch: dict[str, NDArray[Any]] = {}
+    batch: dict[str, Sized] = {}
     size = 0
     for path, leaf in leaves:
-        if batch and size + leaf.nbytes > _BATCH_BYTES:
+        num_bytes = math.prod(leaf.shape) * leaf.dtype.itemsize
+        if batch and size + num_bytes > _BATCH_BYTES:
             yield batch
             batch, size = {}, 0
         batch[path] = leaf
-        size += leaf.nbytes
+        size += num_bytes
     if batch:
         yield batch

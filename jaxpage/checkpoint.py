@@ -19,7 +19,7 @@ from convert.locate import DEFAULT_MODEL, locate
 from convert.manifest import read_manifest
 from convert.memory import require_memory
 from convert.model import PARAMS_NAME, converted_leaves
-from convert.orbax_io import load_leaves
+from convert.orbax_io import read_leaves
 from convert.own_config import read_own_config
 from convert.sources import detect, open_source
 from convert.tree import nest
@@ -73,7 +73,8 @@ def _load_converted(
     _require_room(num_bytes((leaf.shape for leaf in wanted.values()), config.dtype), path, config)
     for message in read_manifest(path).get("warnings", []):
         warnings.warn(str(message), stacklevel=3)
-    return config, nest(load_leaves(path / PARAMS_NAME, wanted))
+    leaves = read_leaves(path / PARAMS_NAME, wanted)
+    return config, nest({name: jax.device_put(leaf) for name, leaf in leaves})
 
 
 def _with_dtype(config: ModelConfig, dtype: DType | Literal["auto"]) -> ModelConfig:

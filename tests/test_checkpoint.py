@@ -68,7 +68,7 @@ def test_a_model_larger_than_memory_is_refused_unread(
         folder = tmp_path / "out"
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
     monkeypatch.setattr(checkpoint, "read_leaf", None)
-    monkeypatch.setattr(checkpoint, "load_leaves", None)
+    monkeypatch.setattr(checkpoint, "read_leaves", None)
     with pytest.raises(CapacityError, match=r"needs 0\.00 GiB, and 0\.00 GiB of free memory"):
         load_weights(folder)
 
