@@ -32,6 +32,10 @@ class Programs:
         """Programs compiled or being compiled."""
         return len(self._compiled) + len(self._pending)
 
+    def keys(self) -> tuple[Hashable, ...]:
+        """The programs that have been used."""
+        return tuple(self._compiled)
+
     def expect(self, key: Hashable, name: str, lower: Lower) -> None:
         """Starts compiling a program that will be wanted soon."""
         if key not in self._compiled and key not in self._pending:
