@@ -1,4 +1,4 @@
-"""The public core without an engine: pure functions that agree with it and can be trained through."""
+"""The public core without an engine: it agrees with the engine and can be trained through."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_a_wrong_request_is_refused_and_hurts_nobody(
 
 
 def test_beam_search_is_refused_until_it_is_there() -> None:
-    with pytest.raises(ConfigError, match="beam search.*comes with a later version"):
+    with pytest.raises(ConfigError, match=r"beam search.*comes with a later version"):
         StubEngine().add_request("a", "abc", BeamSearchParams(beam_width=2, max_tokens=4))
 
 
