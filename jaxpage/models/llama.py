@@ -136,6 +136,7 @@ class Embedding(nn.Module):
         self.embedding = self.param("embedding", INITIALIZERS["embedding"], shape, dtype)
 
     def __call__(self, tokens: Array) -> Array:
+        # Ids are checked where they enter; "fill" would cost a select over [T, D].
         return jnp.take(self.embedding, tokens, axis=0, mode="clip")
 
     def attend(self, x: Array) -> Array:
