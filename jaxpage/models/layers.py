@@ -20,15 +20,14 @@ from jaxpage.config import ModelConfig, RopeScaling
 MAX_PINNED_TOKENS = 64
 """Most rows for which the pinned product is the faster one on a CPU.
 
-With the weights on the left the products of a small step are read through once, and both threads
-share them. Matrix products of SmolLM2-135M, float32, jax 0.10.2, two threads of one AVX-512 core:
+All products of SmolLM2-135M in one step, float32, jax 0.10.2, two threads:
 
-    rows               4    8   16   32   64      64  128  256  512
-    plain,  ms        53   61   69   96  165     181  243  427  796
-    pinned, ms        28   35   44   72  154     204  294  579 1086
-                      elapsed, with the head     processor time, head of 8 rows from 128 on
+    rows                    4    8   16   32   64      rows             64  128  256  512
+    elapsed ms  plain      53   61   69   96  165      CPU ms  plain   181  243  427  796
+                pinned     28   35   44   72  154              pinned  212  294  579 1086
+
+Few rows are bound by reading the weights, many by arithmetic; there processor time decides.
 """
-
 
 INITIALIZERS = {
     "scale": nn.initializers.ones,
