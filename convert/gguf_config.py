@@ -47,6 +47,11 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
             f"got architecture {architecture!r} in {source}, wanted 'llama'; "
             "other models are not implemented"
         )
+    if file.metadata.get("split.count", 1) not in (0, 1):
+        raise CheckpointError(
+            f"got {source}, one of {file.metadata['split.count']} parts of a model, wanted a whole "
+            "file; join the parts with llama.cpp's gguf-split --merge"
+        )
     fields = _under("llama.", file)
     fields.refuse_unknown(_USED | _CHECKED.keys() | _HARMLESS)
     for key, (allowed, why) in _CHECKED.items():

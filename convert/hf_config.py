@@ -44,7 +44,15 @@ _HARMLESS = words(
     "label2id license max_sequence_length name output_attentions output_hidden_states pad_token_id "
     "pretraining_tp problem_type return_dict tf_legacy_loss tokenizer_class torchscript "
     "transformers.js_config transformers_version unk_token_id unsloth_fixed unsloth_version "
-    "use_bfloat16 use_cache"
+    "use_bfloat16 use_cache "
+    # Settings of generation that old files keep here.
+    "bad_words_ids begin_suppress_tokens cross_attention_hidden_size decoder_start_token_id "
+    "diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size "
+    "exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty "
+    "max_length min_length no_repeat_ngram_size num_beam_groups num_beams num_return_sequences "
+    "output_scores prefix remove_invalid_values repetition_penalty return_dict_in_generate "
+    "sep_token_id suppress_tokens task_specific_params temperature tie_encoder_decoder top_k top_p "
+    "typical_p"
 )
 _ROPE_KEYS = words(
     "type rope_type factor rope_theta original_max_position_embeddings low_freq_factor "

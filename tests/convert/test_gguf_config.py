@@ -171,6 +171,7 @@ def test_other_tables_are_refused(table: list[float]) -> None:
     [
         ({"general__architecture": "qwen2"}, "qwen2"),
         ({"general__architecture": None}, "None"),
+        ({"split__count": 3}, "3 parts"),
         ({"llama__expert_count": 8}, "expert_count"),
         ({"llama__attention__causal": False}, "causal"),
         ({"llama__logit_scale": 2.0}, "logit_scale"),
