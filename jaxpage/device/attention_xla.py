@@ -22,11 +22,12 @@ MASKED = -1e30
 """A finite floor for masked scores: -inf minus -inf would be NaN."""
 EXACT = lax.Precision.HIGHEST
 """float32 as promised: a GPU would take TF32 without being told."""
-ROW_CHUNK_TOKENS = 256
+ROW_CHUNK_TOKENS = 128
 BATCH_CHUNK_TOKENS = 64
-TILE_CHUNK_TOKENS = 256
+TILE_CHUNK_TOKENS = 64
 TILE_TOKENS = 64
 MOST_MERGED_HEADS = 4
+ENOUGH_QUERIES = 8
 
 
 class Softmax(NamedTuple):
@@ -38,15 +39,18 @@ class Softmax(NamedTuple):
 
     @classmethod
     def empty(cls, *shape: int) -> Softmax:
-        """Of nothing, for an `acc` of this shape."""
+        """Of nothing, for an `acc` of this shape.
+
+        Its top lies so far above MASKED that masked keys weigh nothing before any seen one.
+        """
         zeros = jnp.zeros(shape, jnp.float32)
-        return cls(jnp.full(shape[:-1], MASKED, jnp.float32), zeros[..., 0], zeros)
+        return cls(jnp.full(shape[:-1], MASKED / 2, jnp.float32), zeros[..., 0], zeros)
 
     def add(self, scores: Array, seen: Array, weigh: str, values: Array) -> Softmax:
         """With more scores [..., keys], those `seen`; `weigh` is the einsum of weights and V."""
         scores = jnp.where(seen, scores, MASKED)
         top = jnp.maximum(self.top, scores.max(-1))
-        weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0)
+        weights = jnp.exp(scores - top[..., None])
         fade = jnp.exp(self.top - top)
         return Softmax(
             top,
@@ -94,7 +98,7 @@ def decode_by_row(
     blocks = _chunk_blocks(ROW_CHUNK_TOKENS, block_size, step.block_tables.shape[1])
     size = blocks * block_size
     tables = _whole_chunks(step.block_tables, blocks)
-    merged = _merged_heads(num_kv_heads)
+    merged = _merged_heads(num_kv_heads, num_heads // num_kv_heads)
     queries = _merge_queries(q, num_kv_heads, merged)  # [B, K / merged, heads, merged * H]
 
     def add_row(row: Array, out: Array) -> Array:
@@ -105,11 +109,9 @@ def decode_by_row(
             ids = lax.dynamic_slice(tables, (row, chunk * blocks), (1, blocks))[0]
             key = chunk * size + jnp.arange(size)
             live = (key < end) & (key >= start)
-            k, v = (
-                taken.reshape(size, -1, merged * head_dim) for taken in _gather(layer_kv, ids, live)
-            )
-            scores = jnp.einsum("mnx,smx->mns", queries[row], k, precision=EXACT)
-            return state.add(scores, live[None, None], "mns,smx->mnx", v)
+            k, v = _heads_first(*_gather(layer_kv, ids, live), merged)
+            scores = jnp.einsum("mnx,msx->mns", queries[row], k, precision=EXACT)
+            return state.add(scores, live[None, None], "mns,msx->mnx", v)
 
         last = (end + size - 1) // size
         state = Softmax.empty(*queries.shape[1:])
@@ -181,12 +183,12 @@ def _attend_tiles(
             ids = lax.dynamic_slice(tables, (row, chunk * blocks), (1, blocks))[0]
             key = chunk * size + jnp.arange(size)
             live = (key < end) & (key >= start)
-            k, v = _gather(layer_kv, ids, live)  # [size, K, H]
+            k, v = _heads_first(*_gather(layer_kv, ids, live), 1)  # [K, size, H]
             seen = (key[None] <= position[:, None]) & live[None]
             if sliding_window is not None:
                 seen &= key[None] > position[:, None] - sliding_window
-            scores = jnp.einsum("kgth,skh->kgts", queries, k, precision=EXACT)
-            return state.add(scores, seen[None, None], "kgts,skh->kgth", v)
+            scores = jnp.einsum("kgth,ksh->kgts", queries, k, precision=EXACT)
+            return state.add(scores, seen[None, None], "kgts,ksh->kgth", v)
 
         last = (end + size - 1) // size
         state = lax.fori_loop(start // size, last, add_chunk, Softmax.empty(*queries.shape))
@@ -227,13 +229,23 @@ def _gather(layer_kv: LayerKV, ids: Array, live: Array) -> tuple[Array, Array]:
     return taken(layer_kv.k), taken(layer_kv.v)
 
 
-def _merged_heads(num_kv_heads: int) -> int:
-    """KV heads taken in one matrix product: the largest divisor up to MOST_MERGED_HEADS.
+def _heads_first(k: Array, v: Array, merged: int) -> tuple[Array, Array]:
+    """[tokens, K, H] twice as [K / merged, tokens, merged * H]: one matrix for each product.
 
-    Products of one head are too thin for a CPU's matrix kernels. Merged, each query is padded
-    with zeros where the other heads' keys are: more arithmetic, yet less time.
+    The barrier keeps XLA from turning the transpose into strides that its products are slow in.
     """
-    return max(m for m in range(1, MOST_MERGED_HEADS + 1) if num_kv_heads % m == 0)
+    tokens, _, head_dim = k.shape
+    k, v = (array.reshape(tokens, -1, merged * head_dim).transpose(1, 0, 2) for array in (k, v))
+    return lax.optimization_barrier((k, v))
+
+
+def _merged_heads(num_kv_heads: int, group: int) -> int:
+    """KV heads that share a product, so that it has enough queries for a CPU's matrix kernels.
+
+    Each query is padded with zeros where the other heads' keys are: more arithmetic, less time.
+    """
+    divisors = [m for m in range(1, MOST_MERGED_HEADS + 1) if num_kv_heads % m == 0]
+    return next((m for m in divisors if m * group >= ENOUGH_QUERIES), divisors[-1])
 
 
 def _merge_queries(q: Array, num_kv_heads: int, merged: int) -> Array:
