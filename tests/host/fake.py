@@ -46,6 +46,7 @@ def request(
         params=SamplingParams(**{"max_tokens": 8, **params}),  # pyright: ignore[reportArgumentType]  # any field
         seed=seed,
         eos_token_ids=frozenset(eos),
+        bad_word_ids=((1, 2),),
     )
 
 
@@ -107,7 +108,9 @@ class FakeDevice:
             context = [self.slots[self._slot(row, p)] for p in range(row.context_len)]
             assert context == self.truth(row.seq_id, row.context_len), (row, context)
             for draw in row.draws:
-                assert draw.seq_id == row.seq_id
+                request = self.requests[row.seq_id]
+                assert (draw.seq_id, draw.sample_index) == (row.seq_id, 0)
+                assert (draw.params, draw.bad_word_ids) == (request.params, request.bad_word_ids)
                 draws.append(next_token(context, draw.seed))
                 probs.append(logprob(context, draws[-1]))
                 self._check_history(row, draw.history)
@@ -249,6 +252,7 @@ class Driver:
         for update in self.scheduler.take_updates():
             news = self.news[update.request_id]
             assert not news.ends, f"news after the end: {update}"
+            assert (update.seq_id, update.sample_index) == (self.seq_ids[update.request_id], 0)
             news.token_ids += update.new_token_ids
             news.logprobs += update.logprobs
             news.raw_sum += update.raw_logprob_sum
