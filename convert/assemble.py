@@ -114,7 +114,7 @@ def expand(rules: tuple[Rule, ...], config: ModelConfig) -> Iterator[tuple[Rule,
 
 def _missing(name: str, wanted: tuple[int, ...], source: str) -> str:
     advice = "the file is incomplete or of another model"
-    if name.endswith(("lm_head.weight", "output.weight")):
+    if name in ("lm_head.weight", "output.weight", "lm_head/kernel"):
         advice = "the config says that the head is not tied to the embedding"
     return f"got no tensor {name} in {source}, wanted one of shape {list(wanted)}; {advice}"
 

@@ -16,6 +16,7 @@ ours, as Hugging Face, keeps them in halves. Worked example for H = 6:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,18 +29,12 @@ Slot = Literal["whole", "q", "k", "v", "gate", "up"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One stored tensor. `{i}` in both names stands for the layer; no target means dropped."""
+    """One stored tensor. `{i}` stands for the layer; without a target it is known and dropped."""
 
     source: str
     target: str | None
     slot: Slot = "whole"
     interleaved: bool = False
-    is_optional: bool = False
-    """May be missing from the file; only for what is dropped."""
-
-
-def _drop(source: str) -> Rule:
-    return Rule(source, None, is_optional=True)
 
 
 HF_RULES: tuple[Rule, ...] = (
@@ -65,7 +60,7 @@ HF_RULES: tuple[Rule, ...] = (
     Rule("model.norm.weight", "final_norm/scale"),
     Rule("lm_head.weight", "lm_head/kernel"),
     # A buffer that old exports stored; it follows from rope_theta.
-    _drop("model.layers.{i}.self_attn.rotary_emb.inv_freq"),
+    Rule("model.layers.{i}.self_attn.rotary_emb.inv_freq", None),
 )
 
 META_RULES: tuple[Rule, ...] = (
@@ -82,7 +77,7 @@ META_RULES: tuple[Rule, ...] = (
     Rule("norm.weight", "final_norm/scale"),
     Rule("output.weight", "lm_head/kernel"),
     # The rotary table; it follows from rope_theta.
-    _drop("rope.freqs"),
+    Rule("rope.freqs", None),
 )
 
 GGUF_RULES: tuple[Rule, ...] = (
@@ -106,66 +101,64 @@ GGUF_RULES: tuple[Rule, ...] = (
     Rule("output_norm.weight", "final_norm/scale"),
     Rule("output.weight", "lm_head/kernel"),
     # Rotary stretching as a table; the config reader turns it back into its rule.
-    _drop("rope_freqs.weight"),
-    _drop("blk.{i}.attn_rot_embd"),
+    Rule("rope_freqs.weight", None),
+    Rule("blk.{i}.attn_rot_embd", None),
 )
 
 
 def source_shape(rule: Rule, leaf_shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:
-    """Shape of the stored tensor that fills the rule's slot of a leaf of `leaf_shape`."""
-    axis, length = _slot_axis(rule, config)
-    rows = leaf_shape if length is None else (*leaf_shape[:axis], length, *leaf_shape[axis + 1 :])
-    num_kept = 0 if rule.target is None or rule.target.endswith("bias") else 1
+    """Shape of the stored tensor that fills the rule's slot of a leaf of `leaf_shape`.
+
+    A slot's leading axes are one axis of rows in the file: q of [K, G + 2, H, D] is [K G H, D].
+    """
     if rule.slot == "whole":
         return leaf_shape
-    size = 1
-    for dim in rows[: len(rows) - num_kept]:
-        size *= dim
-    return (size, *rows[len(rows) - num_kept :])
+    axis, _, length = _cut(rule.slot, config)
+    slot_shape = (*leaf_shape[:axis], length, *leaf_shape[axis + 1 :])
+    is_bias = rule.target is not None and rule.target.endswith("bias")
+    num_row_axes = len(slot_shape) - (0 if is_bias else 1)
+    return (math.prod(slot_shape[:num_row_axes]), *slot_shape[num_row_axes:])
 
 
 def fill(rule: Rule, leaf: NDArray[Any], stored: NDArray[Any], config: ModelConfig) -> None:
     """Copy a stored tensor into its slot of `leaf`, casting to the leaf's dtype."""
-    region = _region(rule, leaf, config)
+    slot = _slot(rule, leaf, config)
     if not rule.interleaved:
-        region[...] = stored.reshape(region.shape)
+        slot[...] = stored.reshape(slot.shape)
         return
-    half = config.head_dim // 2
-    pairs = stored.reshape(*region.shape[:2], half, 2, *region.shape[3:])
-    # Splitting an axis keeps a view, so this writes through to the leaf.
-    halves = region.reshape(*region.shape[:2], 2, half, *region.shape[3:], copy=False)
+    num_kv_heads, num_heads, size, *rest = slot.shape
+    pairs = stored.reshape(num_kv_heads, num_heads, size // 2, 2, *rest)
+    # Splitting an axis of a view gives a view, so this writes through to the leaf.
+    halves = slot.reshape(num_kv_heads, num_heads, 2, size // 2, *rest, copy=False)
     halves[...] = pairs.swapaxes(2, 3)
 
 
 def extract(rule: Rule, leaf: NDArray[Any], config: ModelConfig) -> NDArray[Any]:
     """The stored tensor that `fill` would have read: the inverse, for export."""
-    region = _region(rule, leaf, config)
+    slot = _slot(rule, leaf, config)
     shape = source_shape(rule, leaf.shape, config)
     if not rule.interleaved:
-        return region.reshape(shape)
-    half = config.head_dim // 2
-    halves = region.reshape(*region.shape[:2], 2, half, *region.shape[3:])
+        return slot.reshape(shape)
+    num_kv_heads, num_heads, size, *rest = slot.shape
+    halves = slot.reshape(num_kv_heads, num_heads, 2, size // 2, *rest)
     return halves.swapaxes(2, 3).reshape(shape)
 
 
-def _slot_axis(rule: Rule, config: ModelConfig) -> tuple[int, int | None]:
-    """Axis of the leaf that the slot cuts, and how many entries of it it takes."""
-    lengths: dict[Slot, tuple[int, int | None]] = {
-        "whole": (0, None),
-        "q": (1, config.group_size),
-        "k": (1, 1),
-        "v": (1, 1),
-        "gate": (0, 1),
-        "up": (0, 1),
-    }
-    return lengths[rule.slot]
-
-
-def _region(rule: Rule, leaf: NDArray[Any], config: ModelConfig) -> NDArray[Any]:
+def _slot(rule: Rule, leaf: NDArray[Any], config: ModelConfig) -> NDArray[Any]:
     """The slot as a view of the leaf that keeps every axis."""
-    starts = {"q": 0, "k": config.group_size, "v": config.group_size + 1, "gate": 0, "up": 1}
-    axis, length = _slot_axis(rule, config)
-    if length is None:
+    if rule.slot == "whole":
         return leaf
-    start = starts[rule.slot]
+    axis, start, length = _cut(rule.slot, config)
     return leaf[(slice(None),) * axis + (slice(start, start + length),)]
+
+
+def _cut(slot: Slot, config: ModelConfig) -> tuple[int, int, int]:
+    """(axis of the leaf, first entry, number of entries) of a slot that is not the whole leaf."""
+    cuts: dict[Slot, tuple[int, int, int]] = {
+        "q": (1, 0, config.group_size),
+        "k": (1, config.group_size, 1),
+        "v": (1, config.group_size + 1, 1),
+        "gate": (0, 0, 1),
+        "up": (0, 1, 1),
+    }
+    return cuts[slot]
