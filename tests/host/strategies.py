@@ -6,7 +6,8 @@ import hypothesis.strategies as st
 
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.host import Ladder, Request
-from tests.host.fake import VOCAB, Driver, request
+from tests.host.driver import Driver
+from tests.host.fake import VOCAB, request
 
 MAX_MODEL_LENS = (24, 40)
 EOS = (0, 1)

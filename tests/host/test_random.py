@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jaxpage.host import Request
-from tests.host.fake import Driver, expected
+from tests.host.driver import Driver
+from tests.host.fake import expected
 from tests.host.strategies import drivers, requests
 
 
