@@ -4,7 +4,7 @@ Each finds a threshold on the logits and keeps all ids that reach it, so ids wit
 threshold's logit are kept together where a sort would keep some of them.
 
 Scores are logits shifted so that the largest is 0. The float32 bits of -score, read as an
-integer, grow as the score falls, so 31 halvings of that integer find any threshold exactly.
+integer, are its depth: they grow as the score falls, so 31 halvings find any threshold exactly.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from jax import Array, lax
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-INFINITY_BITS = 0x7F800000
-"""Of float32 infinity: every score, -inf too, is at most this."""
+NEVER = 0x7F800000
+"""The bits of float32 infinity: the depth of a score of -inf, and no depth is larger."""
+NEAR_SCORES = 64
+NEAR_WIDTH = 64
 
 
 def truncate(
@@ -40,33 +42,58 @@ def truncate(
 
 def _cut(scores: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
     scores = jnp.where(scores >= jnp.log(min_p), scores, -jnp.inf)
-    depth = lax.bitcast_convert_type(jnp.abs(scores), jnp.int32)
+    depth, nearest = _depth(scores), _depth(_largest(scores))
 
     def holds_k(limit: Array) -> Array:
         # Summed in two steps, so that the first one is vectorised.
         counts = lax.optimization_barrier((depth <= limit).sum(0, dtype=jnp.int32))
         return counts.sum() >= top_k
 
-    limit = _smallest(holds_k, is_wanted=top_k > 0)
-    depth = jnp.where(depth <= limit, depth, INFINITY_BITS)
-    weights = jnp.where(depth < INFINITY_BITS, jnp.exp(scores), 0)
+    limit = _smallest(holds_k, is_wanted=top_k > nearest.size)
+    is_near = (top_k > 0) & (top_k <= nearest.size)
+    limit = jnp.where(is_near, nearest[jnp.clip(top_k - 1, 0, nearest.size - 1)], limit)
+
+    depth, nearest = (jnp.where(part <= limit, part, NEVER) for part in (depth, nearest))
+    weights = _weights(depth)
     target = top_p * weights.sum()
 
     def holds_p(limit: Array) -> Array:
         return jnp.where(depth <= limit, weights, 0).sum() >= target
 
-    limit = _smallest(holds_p, is_wanted=top_p < 1)
-    return jnp.where((depth <= limit) & (depth < INFINITY_BITS), scores, -jnp.inf)
+    is_enough = jnp.cumsum(_weights(nearest)) >= target
+    is_near, is_wanted = is_enough.any(), top_p < 1
+    limit = _smallest(holds_p, is_wanted=is_wanted & ~is_near)
+    limit = jnp.where(is_wanted & is_near, nearest[jnp.argmax(is_enough)], limit)
+    return jnp.where((depth <= limit) & (depth < NEVER), scores, -jnp.inf)
+
+
+def _depth(scores: Array) -> Array:
+    return lax.bitcast_convert_type(jnp.abs(scores), jnp.int32)
+
+
+def _weights(depth: Array) -> Array:
+    return jnp.exp(-lax.bitcast_convert_type(depth, jnp.float32))
+
+
+def _largest(scores: Array) -> Array:
+    """The NEAR_SCORES largest scores, falling: most thresholds are among them.
+
+    As many blocks, those with the largest maxima, hold them all.
+    """
+    blocks = scores.reshape(-1, NEAR_WIDTH)
+    if len(blocks) > NEAR_SCORES:
+        blocks = blocks[lax.top_k(blocks.max(-1), NEAR_SCORES)[1]]
+    return lax.top_k(blocks.reshape(-1), min(blocks.size, NEAR_SCORES))[0]
 
 
 def _smallest(holds: Callable[[Array], Array], *, is_wanted: Array) -> Array:
-    """The smallest integer of 0 .. INFINITY_BITS that `holds`, or the largest if not wanted."""
+    """The smallest integer of 0 .. NEVER that `holds`; NEVER, at once, if not wanted."""
 
     def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds
         middle = low + (high - low) // 2
-        return lax.cond(holds(middle), lambda: (low, middle), lambda: (middle + 1, high))
+        is_enough = holds(middle)
+        return jnp.where(is_enough, low, middle + 1), jnp.where(is_enough, middle, high)
 
-    low = jnp.where(is_wanted, jnp.int32(0), jnp.int32(INFINITY_BITS))
-    bounds = (low, jnp.int32(INFINITY_BITS))
+    bounds = (jnp.where(is_wanted, jnp.int32(0), jnp.int32(NEVER)), jnp.int32(NEVER))
     return lax.while_loop(lambda bounds: bounds[0] < bounds[1], halve, bounds)[1]

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from jaxpage.device import truncation
 from tests.device.sampling_oracle import kept
 
-WIDTH = 16
+WIDTH = 256
+SIZE = 25 * WIDTH  # more blocks than the near search looks at, so that the far one runs too
 run = jax.jit(lambda scores, **settings: truncation.truncate(scores, **settings))
 
 
@@ -31,17 +32,17 @@ def _kept(scores: np.ndarray, *, top_k: int, top_p: float, min_p: float) -> np.n
 def _scores(draw: st.DrawFn) -> np.ndarray:
     """Shifted scores with ties (a coarse grid), forbidden ids and any spread."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    scores = rng.standard_normal(4 * WIDTH) * draw(st.sampled_from([1e-6, 0.1, 3.0, 40.0]))
+    scores = rng.standard_normal(SIZE) * draw(st.sampled_from([1e-6, 0.1, 3.0, 40.0]))
     if draw(st.booleans()):
         scores = np.round(scores * 2) / 2
-    scores[rng.random(scores.size) < draw(st.sampled_from([0.0, 0.5, 0.97]))] = -np.inf
+    scores[rng.random(scores.size) < draw(st.sampled_from([0.0, 0.5, 0.999]))] = -np.inf
     scores[rng.integers(scores.size)] = 45.0
     return (scores - scores.max()).astype(np.float32)
 
 
 @given(
     scores=_scores(),
-    top_k=st.sampled_from([0, 1, 2, 5, 40, 64, 10**6]),
+    top_k=st.sampled_from([0, 1, 2, 40, 64, 65, 700, SIZE, 10**6]),
     min_p=st.sampled_from([0.0, 1e-9, 0.02, 0.4, 1.0]),
 )
 def test_top_k_and_min_p_keep_what_a_sort_keeps(
@@ -55,7 +56,7 @@ def test_top_k_and_min_p_keep_what_a_sort_keeps(
 
 @given(
     scores=_scores(),
-    top_k=st.sampled_from([0, 3, 30]),
+    top_k=st.sampled_from([0, 3, 64, 500]),
     top_p=st.floats(1e-6, 1.0, exclude_max=True),
 )
 def test_top_p_keeps_what_a_sort_keeps(scores: np.ndarray, top_k: int, top_p: float) -> None:
@@ -70,8 +71,17 @@ def test_top_p_keeps_what_a_sort_keeps(scores: np.ndarray, top_k: int, top_p: fl
     assert got[scores.argmax()]
 
 
+def test_far_and_near_thresholds_were_both_met() -> None:
+    """The searches that the tests above are about happen: near for few ids, far for many."""
+    scores = np.linspace(0, -1, SIZE, dtype=np.float32)
+    for count in (1, 64, 65, 3000):
+        assert _kept(scores, top_k=count, top_p=1.0, min_p=0.0).sum() == count
+    assert 1 <= _kept(scores, top_k=0, top_p=1e-3, min_p=0.0).sum() < 64
+    assert 3000 < _kept(scores, top_k=0, top_p=0.9, min_p=0.0).sum() < SIZE
+
+
 def test_nothing_asked_keeps_all() -> None:
-    scores = np.linspace(0, -80, 4 * WIDTH, dtype=np.float32)
+    scores = np.linspace(0, -80, SIZE, dtype=np.float32)
     scores[5] = -np.inf
     got = _kept(scores, top_k=0, top_p=1.0, min_p=0.0)
     np.testing.assert_array_equal(got, scores > -np.inf)
