@@ -1,0 +1,109 @@
+"""What callers without an engine write: lists become a padded step, or an error that helps."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpage.device.inputs import decode_input, prefill_input
+from jaxpage.device.types import StepInput, StepShape, pack, unpack
+from jaxpage.errors import ConfigError
+
+
+def _lists(step: StepInput) -> dict[str, list]:
+    return {name: np.asarray(leaf).tolist() for name, leaf in vars(step).items()}
+
+
+def test_prefill_rows_are_packed_and_padded() -> None:
+    step = prefill_input(
+        [[1, 5, 9], [7]],
+        [[3, 2], [4]],
+        2,
+        starts=[1, 0],
+        num_tokens=6,
+        num_rows=3,
+        table_width=3,
+    )
+    got = _lists(step)
+    padding = got["slots"][4:]
+    assert got == {
+        "tokens": [1, 5, 9, 7, 0, 0],
+        "positions": [1, 2, 3, 0, 0, 0],
+        "slots": [7, 4, 5, 8, *padding],
+        "block_tables": [[3, 2, 0], [4, 0, 0], [0, 0, 0]],
+        "context_lens": [4, 1, 0],
+        "query_starts": [0, 3, 4, 4],
+        "token_source": [0, 0, 0],
+        "prompt_lens": [4, 1, 0],
+        "logit_index": [2, 3, 0],
+    }
+    assert len(set(padding)) == 2
+    assert min(padding) > 2**30
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(step))
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(step)} == {"int32"}
+
+
+def test_decode_rows_have_one_token_each() -> None:
+    step = decode_input([8, 9], [3, 0], [[3, 2], [4]], 2, num_rows=3, prompt_lens=[2, 1])
+    got = _lists(step)
+    assert got["tokens"] == [8, 9, 0]
+    assert got["positions"] == [3, 0, 0]
+    assert got["slots"][:2] == [5, 8]
+    assert got["block_tables"] == [[3, 2], [4, 0], [0, 0]]
+    assert got["context_lens"] == [4, 1, 0]
+    assert got["query_starts"] == [0, 1, 2, 2]
+    assert got["prompt_lens"] == [2, 1, 0]
+    assert got["logit_index"] == [0, 1, 0]
+    assert StepShape.of(step).is_decode
+
+
+def test_as_many_tokens_as_rows_is_decode_only_if_it_is() -> None:
+    """[T == B] means decode, so other rows get one more padding token."""
+    assert StepShape.of(prefill_input([[1, 2]], [[1]], 4, num_rows=2)).num_tokens == 3
+    assert StepShape.of(prefill_input([[1], [2]], [[1], [2]], 4)).is_decode
+
+
+def test_packing_is_undone_by_unpacking() -> None:
+    step = jax.device_get(prefill_input([[1, 5, 9], [7]], [[3, 2], [4]], 2, num_tokens=7))
+    shape = StepShape.of(step)
+    vector = pack(step)
+    assert vector.dtype == np.int32
+    assert vector.shape == (shape.packed_size,)
+    assert _lists(unpack(vector, shape)) == _lists(step)
+    inside = jax.jit(lambda vector: unpack(vector, shape))(vector)
+    assert _lists(inside) == _lists(step)
+    unpack(vector, shape).context_lens[1] = 77  # views: the host fills a vector in place
+    assert unpack(vector, shape).context_lens.tolist() == [3, 77]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"token_lists": [[1]]}, "1 token_lists, 2 block_tables"),
+        ({"token_lists": [[1], []]}, "row 1 with 0 tokens"),
+        ({"starts": [-1, 0]}, "row 0 with 3 tokens starting at -1"),
+        ({"block_tables": [[1, 2], [0]]}, "block 0 is the null block"),
+        ({"block_tables": [[1], [2]]}, "got 1 blocks of 2 for the 3 tokens of row 0, wanted 2"),
+        ({"num_tokens": 3}, "num_tokens=3, wanted at least the 4"),
+        ({"num_rows": 1}, "num_rows=1, wanted at least the 2"),
+        ({"table_width": 1}, "table_width=1, wanted at least the 2"),
+        ({"num_tokens": 4, "num_rows": 4}, "means decode"),
+        ({"block_size": 0}, "block_size=0"),
+        ({"token_lists": [], "block_tables": []}, "no rows"),
+    ],
+)
+def test_what_does_not_fit_is_named(wrong: dict, message: str) -> None:
+    good = {"token_lists": [[1, 2, 3], [4]], "block_tables": [[1, 2], [3]], "block_size": 2}
+    prefill_input(**good)
+    with pytest.raises(ConfigError, match=message):
+        prefill_input(**good | wrong)
+
+
+def test_decode_mistakes_are_named() -> None:
+    with pytest.raises(ConfigError, match="0-based"):
+        decode_input([1], [-1], [[1]], 4)
+    with pytest.raises(ConfigError, match="2 tokens, 1 positions"):
+        decode_input([1, 2], [0], [[1], [2]], 4)
+    with pytest.raises(ConfigError, match="1 tokens, 2 prompt_lens"):
+        decode_input([1], [0], [[1]], 4, prompt_lens=[1, 2])
