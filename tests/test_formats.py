@@ -16,7 +16,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpage.checkpoint import load_weights
+from convert.run import convert
+from jaxpage.checkpoint import load, load_weights
 from jaxpage.config import DType, ModelConfig
 from jaxpage.device.inputs import prefill_input
 from jaxpage.device.kv_cache import init_cache
@@ -31,6 +32,8 @@ from tests.formats import (
     write_hf_bin,
     write_meta,
 )
+from tests.tiny import MODEL_DIR
+from tests.tiny.prompts import PROMPTS
 
 GOLDEN = Path(__file__).parent / "data" / "golden_tiny_random.json"
 BLOCK_SIZE = 8
@@ -60,6 +63,13 @@ def last_logits(config: ModelConfig, params: Any, token_ids: list[int]) -> np.nd
     run = jax.jit(forward, static_argnames=("model", "attention"))
     _, logits = run(build_model(config), params, cache, step, attention="reference")
     return np.asarray(logits[0])
+
+
+def assert_same_model(
+    found: tuple[ModelConfig, dict[str, Any]], wanted: tuple[ModelConfig, dict[str, Any]]
+) -> None:
+    assert found[0] == wanted[0]
+    assert_same(found[1], wanted[1])
 
 
 def assert_same(found: Any, wanted: Any) -> None:
@@ -97,7 +107,8 @@ def test_golden_logits_tell_variants_apart(first: str, second: str) -> None:
 @pytest.mark.parametrize("shards", [2, 3])
 def test_hf_shards_hold_the_same_parameters(shards: int, tmp_path: Path) -> None:
     model = variant("gqa")
-    assert_same(load_weights(write_hf(model, tmp_path, shards=shards)), hf_twin(model, tmp_path))
+    found = load_weights(write_hf(model, tmp_path, shards=shards))
+    assert_same_model(found, hf_twin(model, tmp_path))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -141,6 +152,40 @@ def test_gguf_kinds_hold_what_was_rounded(kind: str, tmp_path: Path) -> None:
     _, params = load_weights(tmp_path / "model.gguf", "float32")
     _, whole = hf_twin(stored, tmp_path)
     assert_same(params, whole)
+
+
+@pytest.mark.filterwarnings("ignore:.* has no tokenizer")
+@pytest.mark.parametrize("name", ["gqa", "tied", "mlp_bias", "dynamic_rope", "sliding_window"])
+def test_conversion_and_back_keeps_the_model(name: str, tmp_path: Path) -> None:
+    model = variant(name)
+    wanted = hf_twin(model, tmp_path)
+    convert(tmp_path / "twin", tmp_path / "orbax")
+    assert_same_model(load_weights(tmp_path / "orbax"), wanted)
+    convert(tmp_path / "orbax", tmp_path / "hf", to="hf")
+    assert_same_model(load_weights(tmp_path / "hf"), wanted)
+    written = ModelFiles.read(tmp_path / "hf").weights
+    assert written.keys() == model.weights.keys()
+    for tensor, value in model.weights.items():
+        np.testing.assert_array_equal(written[tensor], value, err_msg=tensor)
+
+
+def test_tiny_model_is_one_model_in_every_format(tmp_path: Path) -> None:
+    """Weights bit for bit, ids of every prompt, the chat template; F16 is exact for this model."""
+    model = ModelFiles.read(MODEL_DIR)
+    write_gguf(model, tmp_path / "f32.gguf")
+    write_gguf(model, tmp_path / "f16.gguf", kind="F16")
+    convert(MODEL_DIR, tmp_path / "orbax")
+    convert(tmp_path / "f32.gguf", tmp_path / "hf", to="hf")
+    wanted, params, tokenizer = load(MODEL_DIR)
+    for name in ("f32.gguf", "f16.gguf", "orbax", "hf"):
+        config, found, other = load(tmp_path / name)
+        assert config == wanted, name
+        assert_same(found, params)
+        assert other.chat_template == tokenizer.chat_template, name
+        for text in PROMPTS.values():
+            ids = tokenizer.encode(text)
+            assert other.encode(text) == ids, name
+            assert other.decode(ids) == tokenizer.decode(ids), name
 
 
 @pytest.mark.torch

@@ -13,13 +13,14 @@ from safetensors.numpy import save_file
 from jaxpage.config import ModelConfig
 
 CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
+    "{{ bos_token + ' ' }}{% for message in messages %}"
     "{% if message['role'] == 'user' %}{{ 'Question: ' + message['content'] + '\\n' }}"
     "{% elif message['role'] == 'assistant' %}{{ 'Answer: ' + message['content'] + '\\n' }}"
     "{% else %}{{ message['content'] + '\\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Answer:' }}{% endif %}"
 )
-"""The question-and-answer form of the training text."""
+"""The question-and-answer form of the training text. A word right after the begin mark would get no
+space before it, which the training text has."""
 
 
 def write_folder(

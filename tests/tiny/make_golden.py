@@ -15,9 +15,9 @@ import torch
 import transformers
 
 from tests.formats import VARIANTS, variant, write_hf
+from tests.tiny import MODEL_DIR
 from tests.tiny.prompts import BEAM_PROMPTS, BEAM_SETTINGS, BEAM_TOKENS, GREEDY_TOKENS, PROMPTS
 from tests.tiny.tokenizer import load_tokenizer
-from tests.tiny.train import MODEL_DIR
 
 DATA_DIR = Path(__file__).parents[1] / "data"
 NUM_TOP = 5
@@ -28,7 +28,6 @@ VARIANT_TOKENS = 4
 def main() -> None:
     """Writes both files."""
     torch.set_grad_enabled(False)
-    torch.set_num_threads(1)
     pieces = load_tokenizer(MODEL_DIR / "tokenizer.model")
     model = load(MODEL_DIR)
     ids = {name: [pieces.bos_id(), *pieces.encode(text)] for name, text in PROMPTS.items()}
@@ -48,7 +47,8 @@ def main() -> None:
 
 
 def load(folder: Path) -> Any:
-    """The model in float32 with the plain attention."""
+    """The model in float32 with the plain attention; so small a one is quickest on one thread."""
+    torch.set_num_threads(1)
     kind = transformers.AutoModelForCausalLM
     return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
@@ -107,7 +107,7 @@ def beam(
         "early_stopping": early,
         "max_tokens": BEAM_TOKENS,
         "sequences": [ids[: ids.index(end) + 1] if end in ids else ids for ids in sequences],
-        "scores": rounded(out.sequences_scores),
+        "scores": [float(f"{score:.7g}") for score in out.sequences_scores.tolist()],
     }
 
 

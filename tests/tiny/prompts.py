@@ -24,7 +24,7 @@ PROMPTS = {
 }
 """Name: text. The ids that a model sees are the begin mark and the tokens of the text."""
 
-BEAM_PROMPTS = ("story", "question", "counting", "ends_soon")
+BEAM_PROMPTS = ("story", "question", "days", "letters", "long")
 BEAM_SETTINGS: tuple[tuple[int, float, bool | str], ...] = (
     (2, 1.0, False),
     (4, 1.0, False),
@@ -34,6 +34,6 @@ BEAM_SETTINGS: tuple[tuple[int, float, bool | str], ...] = (
     (2, 0.0, "never"),
     (2, 2.0, True),
 )
-"""(beam width, length penalty, early stopping)."""
+"""(beam width, length penalty, early stopping); some beams of these prompts end, some run on."""
 
 GREEDY_TOKENS, BEAM_TOKENS = 40, 24

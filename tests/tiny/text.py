@@ -106,25 +106,29 @@ def colours(rng: Random) -> str:
 
 
 def questions(rng: Random) -> str:
-    """Questions and answers, a line each."""
+    """Questions and answers, a line each; every question prefers the one that comes next."""
+    things, kinds = COLOURS | THINGS, ("colour", "sum", "day", "next")
+    kind = rng.choices(kinds, (6, 3, 1, 2))[0]
+    thing, day = "", rng.randrange(7)
+    left, right, number = rng.randint(1, 10), rng.randint(1, 12), rng.randint(1, 60)
     lines = []
     for _ in range(rng.randint(2, 5)):
-        kind = rng.choices(("colour", "sum", "day", "next"), (4, 3, 2, 2))[0]
         if kind == "colour":
-            thing, colour = rng.choice((*COLOURS.items(), *THINGS.items()))
-            lines += [f"Question: What colour is the {thing}?", f"Answer: The {thing} is {colour}."]
+            thing = prefer(rng, tuple(things), thing)
+            question, answer = f"What colour is the {thing}?", f"The {thing} is {things[thing]}."
         elif kind == "sum":
-            left, right = rng.randint(1, 10), rng.randint(1, 12)
-            lines += [f"Question: What is {left} + {right}?"]
-            lines += [f"Answer: {left} + {right} = {left + right}."]
+            question, answer = f"What is {left} + {right}?", f"{left} + {right} = {left + right}."
+            right += 1
         elif kind == "day":
-            day = rng.randrange(7)
-            lines += [f"Question: What comes after {DAYS[day]}?"]
-            lines += [f"Answer: {DAYS[(day + 1) % 7]} comes after {DAYS[day]}."]
+            following = DAYS[(day + 1) % 7]
+            question = f"What comes after {DAYS[day]}?"
+            answer = f"{following} comes after {DAYS[day]}."
+            day = (day + 1) % 7
         else:
-            number = rng.randint(1, 60)
-            lines += [f"Question: What comes after {number}?"]
-            lines += [f"Answer: {number + 1} comes after {number}."]
+            question, answer = f"What comes after {number}?", f"{number + 1} comes after {number}."
+            number += 1
+        lines += [f"Question: {question}", f"Answer: {answer}"]
+        kind = prefer(rng, kinds, kind)
     return "\n".join(lines)
 
 

@@ -24,11 +24,11 @@ from jax.tree_util import register_dataclass
 
 from jaxpage.config import ModelConfig
 from jaxpage.models.registry import build_model, init_params
+from tests.tiny import MODEL_DIR
 from tests.tiny.export import write_folder
 from tests.tiny.text import documents
 from tests.tiny.tokenizer import VOCAB_SIZE, load_tokenizer, train_tokenizer
 
-MODEL_DIR = Path(__file__).parent / "model"
 CONFIG = ModelConfig(
     vocab_size=VOCAB_SIZE,
     hidden_size=64,
@@ -65,7 +65,7 @@ class TrainStep:
 def main() -> None:
     """Trains, reports loss and time, writes the folder."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--out", type=Path, default=MODEL_DIR)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
