@@ -24,7 +24,7 @@ All products of SmolLM2-135M in one step, float32, jax 0.10.2, two threads:
 
     rows                    4    8   16   32   64      rows             64  128  256  512
     elapsed ms  plain      53   61   69   96  165      CPU ms  plain   181  243  427  796
-                pinned     28   35   44   72  154              pinned  212  294  579 1086
+                pinned     28   35   44   72  154              pinned  201  294  579 1086
 
 Few rows are bound by reading the weights, many by arithmetic; there processor time decides.
 """
