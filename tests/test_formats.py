@@ -32,6 +32,7 @@ from tests.formats import (
     write_hf_bin,
     write_meta,
 )
+from tests.formats.meta import neighbours_from_halves
 from tests.tiny import MODEL_DIR
 from tests.tiny.prompts import PROMPTS
 
@@ -102,6 +103,41 @@ def test_golden_logits_tell_variants_apart(first: str, second: str) -> None:
     """Weights are the same here, so a setting that a reader ignores would go unseen otherwise."""
     ours, theirs = (np.array(golden()[name]["logits"]) for name in (first, second))
     assert np.abs(ours - theirs).max() > 100 * TOLERANCE
+
+
+def permuted_q(weights: dict[str, np.ndarray]) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    weights[name] = neighbours_from_halves(weights[name], 4)
+
+
+def swapped_kv(weights: dict[str, np.ndarray]) -> None:
+    k, v = (f"model.layers.1.self_attn.{part}_proj.weight" for part in "kv")
+    weights[k], weights[v] = weights[v], weights[k]
+
+
+def swapped_kv_heads(weights: dict[str, np.ndarray]) -> None:
+    name = "model.layers.0.self_attn.k_proj.weight"
+    weights[name] = np.roll(weights[name], 8, axis=0)
+
+
+def swapped_gate_up(weights: dict[str, np.ndarray]) -> None:
+    gate, up = (f"model.layers.1.mlp.{part}_proj.weight" for part in ("gate", "up"))
+    weights[gate], weights[up] = weights[up], weights[gate]
+
+
+def zeroed_out(weights: dict[str, np.ndarray]) -> None:
+    weights["model.layers.1.self_attn.o_proj.weight"][:] = 0
+
+
+@pytest.mark.parametrize(
+    "damage", [permuted_q, swapped_kv, swapped_kv_heads, swapped_gate_up, zeroed_out]
+)
+def test_tolerance_catches_a_reader_that_mixes_tensors_up(damage: Any, tmp_path: Path) -> None:
+    model = variant("gqa")
+    damage(model.weights)
+    case = golden()["gqa"]
+    found = last_logits(*load_weights(write_hf(model, tmp_path)), case["prompt_token_ids"])
+    assert np.abs(found - np.array(case["logits"])).max() > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("shards", [2, 3])
