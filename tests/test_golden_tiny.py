@@ -112,14 +112,13 @@ def test_ids_do_not_depend_on_batch_or_order(llm: LLM) -> None:
     [
         {"block_size": 1, "num_blocks": 1024},
         {"block_size": 7},
-        {"block_size": 32, "num_blocks": 64},
+        {"block_size": 32, "num_blocks": 64, "max_num_batched_tokens": 24},  # prompts in pieces
         {"block_size": 4, "num_blocks": 40},  # too few for four at once: some start again
-        {"max_num_batched_tokens": 24},  # long prompts come in pieces
     ],
     ids=lambda options: "-".join(f"{key}_{value}" for key, value in options.items()),
 )
 def test_ids_do_not_depend_on_the_pool(options: dict[str, Any]) -> None:
-    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 64} | options
+    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 32} | options
     engine = make_llm(**settings)
     greedy = SamplingParams(temperature=0, max_tokens=GREEDY_TOKENS)
     assert ids_of(engine.generate(PROMPT_IDS, greedy)) == WANTED_IDS
