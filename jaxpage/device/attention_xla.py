@@ -22,7 +22,8 @@ MASKED = -1e30
 """A finite floor for masked scores: -inf minus -inf would be NaN."""
 EXACT = lax.Precision.HIGHEST
 """float32 as promised: a GPU would take TF32 without being told."""
-ROW_CHUNK_TOKENS = 128
+ROW_CHUNK_TOKENS = 256
+LONE_ROW_CHUNK_TOKENS = 128
 BATCH_CHUNK_TOKENS = 64
 TILE_CHUNK_TOKENS = 64
 TILE_TOKENS = 64
@@ -95,7 +96,8 @@ def decode_by_row(
     """
     num_rows, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = layer_kv.k.shape
-    blocks = _chunk_blocks(ROW_CHUNK_TOKENS, block_size, step.block_tables.shape[1])
+    tokens = ROW_CHUNK_TOKENS if num_rows > 1 else LONE_ROW_CHUNK_TOKENS
+    blocks = _chunk_blocks(tokens, block_size, step.block_tables.shape[1])
     size = blocks * block_size
     tables = _whole_chunks(step.block_tables, blocks)
     merged = _merged_heads(num_kv_heads, num_heads // num_kv_heads)
@@ -218,15 +220,19 @@ def _first_seen(position: Array, sliding_window: int | None) -> Array:
 
 
 def _gather(layer_kv: LayerKV, ids: Array, live: Array) -> tuple[Array, Array]:
-    """K and V of blocks `ids` [..., blocks] as float32 [..., tokens, K, H], 0 where not live."""
+    """K and V of blocks `ids` [..., blocks] as float32 [..., tokens, K, H].
+
+    V is 0 where not live: a weight of 0 times a stale NaN would be NaN. K may hold anything
+    there, since such scores are replaced, not multiplied.
+    """
 
     def taken(pool: Array) -> Array:
         num_blocks, _, num_kv_heads, head_dim = pool.shape
         flat = pool.reshape(num_blocks, -1).at[ids].get(mode="clip")
-        flat = flat.reshape(*live.shape, num_kv_heads, head_dim)
-        return jnp.where(live[..., None, None], flat, 0).astype(jnp.float32)
+        return flat.reshape(*live.shape, num_kv_heads, head_dim)
 
-    return taken(layer_kv.k), taken(layer_kv.v)
+    v = jnp.where(live[..., None, None], taken(layer_kv.v), 0)
+    return taken(layer_kv.k).astype(jnp.float32), v.astype(jnp.float32)
 
 
 def _heads_first(k: Array, v: Array, merged: int) -> tuple[Array, Array]:
