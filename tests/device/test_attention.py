@@ -27,23 +27,25 @@ CASES = {
     "decode block size 1": Case(rows=((5, 1), (130, 1)), block_size=1, group=4),
     "decode block size 7": Case(rows=((7, 1), (8, 1), (90, 1)), block_size=7, head_dim=5),
     "decode window": Case(rows=((LONG, 1), (3, 1), (40, 1)), block_size=7, window=17),
-    "decode window of one": Case(rows=((20, 1), (1, 1)), window=1),
-    "prefill edges": Case(rows=tuple((c, c) for c in EDGES), group=3, spare_tokens=5),
+    "prefill edges": Case(rows=tuple((c, c) for c in EDGES), group=3, spare_tokens=5, window=1),
     "prefill long": Case(rows=((LONG, LONG), (3, 3)), block_size=16, num_kv_heads=3, group=3),
     "prefill behind a prefix": Case(rows=((LONG, 70), (9, 2), (8, 8)), block_size=7, group=4),
     "prefill window": Case(rows=((LONG, 90), (30, 30), (5, 1)), block_size=16, window=20),
     "mixed": Case(rows=((50, 1), (23, 9), (0, 0), (17, 17), (1, 1)), spare_rows=2, spare_tokens=3),
     "mixed block size 1": Case(rows=((70, 1), (20, 5)), block_size=1, num_kv_heads=1, group=8),
-    "single tokens, packed": Case(rows=((5, 1), (9, 1)), spare_tokens=4),
     "bfloat16": Case(rows=((LONG, 1), (20, 20)), dtype="bfloat16", group=3, block_size=16),
     "bfloat16 decode": Case(rows=((LONG, 1), (20, 1)), dtype="bfloat16", group=3, block_size=16),
     "float16": Case(rows=((LONG, 1), (20, 20)), dtype="float16", group=3, block_size=16),
 }
 
 
-CHECKS = [(backend, name) for backend in BACKENDS for name in CASES] + [
-    ("batch", name) for name in CASES if CASES[name].is_decode
-]
+REFERENCE = ("decode edges", "decode window", "mixed", "prefill window", "bfloat16", "float16")
+BATCH = ("decode edges", "decode long beside short", "decode window", "bfloat16 decode")
+CHECKS = (
+    *(("xla", name) for name in CASES),
+    *(("reference", name) for name in REFERENCE),
+    *(("batch", name) for name in BATCH),
+)
 
 
 @pytest.mark.parametrize(("backend", "name"), CHECKS)
@@ -65,7 +67,7 @@ def test_padding_and_empty_rows_give_exactly_zero(backend: str) -> None:
         assert not run(backend, case, problem)[dead].any()
 
 
-@pytest.mark.parametrize("name", ["decode edges", "mixed", "bfloat16", "bfloat16 decode"])
+@pytest.mark.parametrize("name", ["decode edges", "mixed", "bfloat16"])
 def test_the_tolerance_would_notice(name: str) -> None:
     case = CASES[name]
     problem = build(case)
@@ -74,8 +76,7 @@ def test_the_tolerance_would_notice(name: str) -> None:
     assert worst_error(np.zeros_like(good), problem) > 10 * tolerance
     assert worst_error(run("xla", case, swapped(problem)), problem) > 10 * tolerance
     assert worst_error(good, build(replace(case, causal_shift=-1))) > 5 * tolerance
-    windowed = replace(case, window=2)
-    assert worst_error(run("xla", windowed, build(windowed)), problem) > 5 * tolerance
+    assert worst_error(good, build(replace(case, window=5))) > 5 * tolerance
     nan = good.copy()
     nan[0, 0, 0] = np.nan
     assert worst_error(nan, problem) == np.inf
@@ -90,7 +91,9 @@ def test_order_and_padding_change_nothing(backend: str, name: str) -> None:
     first, second = build(case), build(other)
     a, b = run(backend, case, first), run(backend, other, second)
     for row in range(len(case.rows)):
-        np.testing.assert_allclose(a[first.tokens[row]], b[second.tokens[row]], atol=1e-6)
+        got, want = b[second.tokens[row]], a[first.tokens[row]]
+        is_exact = backend == "xla" and case.is_decode  # one row at a time, always the same way
+        np.testing.assert_allclose(got, want, rtol=0, atol=0 if is_exact else 1e-6)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
