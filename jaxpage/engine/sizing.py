@@ -16,7 +16,7 @@ CPU_SHARE = 0.25
 """Most of the free host memory that the default pool takes on a CPU."""
 GPU_SHARE = 0.85
 """Most of the free device memory that the default pool takes; the rest is for temporaries."""
-_UNITS = {"": 1, "K": 10, "M": 20, "G": 30, "T": 40}
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def parse_bytes(text: str | int) -> int:
@@ -28,8 +28,7 @@ def parse_bytes(text: str | int) -> int:
         number = 0.0
     if match is None or number <= 0:
         raise ConfigError(f"got kv_memory={text!r}, wanted a size such as 512MiB or 2GiB")
-    shift = _UNITS[match[2]]
-    return int(number * (1 << shift) if shift else number)
+    return int(number * _UNITS[match[2]])
 
 
 def size_pool(
