@@ -47,7 +47,6 @@ def size_pool(
         raise ConfigError(
             f"got num_blocks={num_blocks} and kv_memory={kv_memory!r}, wanted one; leave one out"
         )
-    CacheConfig(num_blocks=num_blocks or 1, block_size=block_size)  # refuses sizes below 1
     per_block = block_bytes(config, block_size)
     free = free_bytes()
     if num_blocks is None:
