@@ -35,6 +35,7 @@ ROOMS = {
     "jaxpage.outputs": Room(""),
     "jaxpage.config": Room("jaxpage.errors"),
     "jaxpage.sampling_params": Room("jaxpage.errors"),
+    "jaxpage.memory": Room(""),
     "jaxpage.later": Room("jaxpage.sampling_params jaxpage.errors"),
     "jaxpage.tokenizer": Room(TEXT, "sentencepiece tokenizers"),
     "jaxpage.tokenizers": Room(TEXT, "sentencepiece tokenizers"),
@@ -60,7 +61,7 @@ ROOMS = {
     "jaxpage.cli": Room(f"jaxpage.cli jaxpage.later {HOST} {TEXT}", "tqdm"),
     "pallas_kernels": Room("pallas_kernels", "jax"),
     "convert": Room(
-        f"convert jaxpage.models jaxpage.config {TEXT}",
+        f"convert jaxpage.models jaxpage.config jaxpage.memory {TEXT}",
         "jax numpy ml_dtypes orbax safetensors gguf tqdm",
     ),
     "convert.locate": Room("convert jaxpage.errors", "huggingface_hub"),
