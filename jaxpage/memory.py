@@ -5,12 +5,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import jax
+
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
+def free_bytes() -> int | None:
+    """What the default device can still take: its own limit less its use, or the host's memory."""
+    stats = jax.devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return available_bytes()
+
+
 def available_bytes() -> int | None:
-    """Memory that can still be taken: the system's, or the container's where that is less."""
+    """Host memory that can still be taken: the system's, or the container's where that is less."""
     found = [value for value in (_system_bytes(), _cgroup_bytes()) if value is not None]
     return min(found) if found else None
 

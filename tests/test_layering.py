@@ -35,7 +35,7 @@ ROOMS = {
     "jaxpage.outputs": Room(""),
     "jaxpage.config": Room("jaxpage.errors"),
     "jaxpage.sampling_params": Room("jaxpage.errors"),
-    "jaxpage.memory": Room(""),
+    "jaxpage.memory": Room("", "jax"),
     "jaxpage.later": Room("jaxpage.sampling_params jaxpage.errors"),
     "jaxpage.tokenizer": Room(TEXT, "sentencepiece tokenizers"),
     "jaxpage.tokenizers": Room(TEXT, "sentencepiece tokenizers"),
@@ -54,7 +54,7 @@ ROOMS = {
     ),
     "jaxpage.engine": Room(
         "jaxpage.engine jaxpage.host jaxpage.device jaxpage.models jaxpage.checkpoint "
-        f"jaxpage.later {HOST} {TEXT}",
+        f"jaxpage.later jaxpage.memory {HOST} {TEXT}",
         "jax numpy tqdm",
     ),
     "jaxpage.generate": Room(f"jaxpage.cli jaxpage.engine jaxpage.later {HOST} {TEXT}", "jax tqdm"),

@@ -4,9 +4,37 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxpage import memory
+
+
+class Device:
+    """Says what it is told to."""
+
+    def __init__(self, stats: dict[str, int] | None) -> None:
+        self.stats = stats
+
+    def memory_stats(self) -> dict[str, int] | None:
+        return self.stats
+
+
+@pytest.mark.parametrize(
+    ("stats", "wanted"),
+    [
+        ({"bytes_limit": 30, "bytes_in_use": 20}, 10),
+        ({"bytes_limit": 30}, 30),
+        ({"bytes_in_use": 20}, 7),
+        (None, 7),
+    ],
+)
+def test_a_device_without_a_limit_lives_on_the_host(
+    stats: dict[str, int] | None, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jax, "devices", lambda: [Device(stats)])
+    monkeypatch.setattr(memory, "available_bytes", lambda: 7)
+    assert memory.free_bytes() == wanted
 
 
 def test_meminfo_and_the_container_are_read(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 
 import jax
@@ -10,6 +9,7 @@ import jax
 from jaxpage.config import CacheConfig, ModelConfig
 from jaxpage.device.kv_cache import block_bytes
 from jaxpage.errors import CapacityError, ConfigError
+from jaxpage.memory import free_bytes
 
 CPU_DEFAULT_BYTES = 1 << 30
 CPU_SHARE = 0.25
@@ -63,16 +63,6 @@ def size_pool(
             f"({have}); change num_blocks or kv_memory"
         )
     return CacheConfig(num_blocks=num_blocks, block_size=block_size)
-
-
-def free_bytes() -> int | None:
-    """Free memory of the default device: its own limit, or the host's on a CPU."""
-    stats = jax.devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    if "SC_AVPHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
 
 
 def _default_budget(free: int | None) -> int:
