@@ -12,10 +12,10 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from convert.aside import written_aside
+from convert.disk import require_disk
 from convert.hf_export import export_hf
 from convert.locate import locate
 from convert.manifest import write_manifest
-from convert.memory import require_disk
 from convert.model import PARAMS_NAME, open_model
 from convert.orbax_io import save_leaves
 from convert.own_config import write_own_config

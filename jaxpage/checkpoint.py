@@ -17,7 +17,6 @@ import jax
 from convert.assemble import LeafPlan, num_bytes, plan_leaves, read_leaf
 from convert.locate import DEFAULT_MODEL, locate
 from convert.manifest import read_manifest
-from convert.memory import require_memory
 from convert.model import PARAMS_NAME, converted_leaves
 from convert.orbax_io import read_leaves
 from convert.own_config import read_own_config
@@ -25,6 +24,7 @@ from convert.sources import detect, open_source
 from convert.tree import nest
 from jaxpage.config import DTYPES, DType, ModelConfig
 from jaxpage.errors import CapacityError, ConfigError
+from jaxpage.memory import free_bytes
 from jaxpage.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = ["DEFAULT_MODEL", "load", "load_weights"]
@@ -83,14 +83,10 @@ def _with_dtype(config: ModelConfig, dtype: DType | Literal["auto"]) -> ModelCon
 
 def _require_room(need_bytes: int, path: Path, config: ModelConfig) -> None:
     """CapacityError when the parameters are larger than what the default device has left."""
-    what = f"the model {path} in {config.dtype}"
-    stats = jax.devices()[0].memory_stats()
-    if not stats or "bytes_limit" not in stats:
-        require_memory(need_bytes, what)
-        return
-    have = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    if need_bytes > have:
+    have = free_bytes()
+    if have is not None and need_bytes > have:
         raise CapacityError(
-            f"got {what}, which needs {need_bytes / 2**30:.2f} GiB, and {have / 2**30:.2f} GiB "
-            f"left on {jax.devices()[0]}, wanted it to fit; use a smaller dtype or model"
+            f"got the model {path} in {config.dtype}, which needs {need_bytes / 2**30:.2f} GiB, "
+            f"wanted at most the {have / 2**30:.2f} GiB of memory left for "
+            f"{jax.devices()[0].platform}; use a smaller dtype or model"
         )

@@ -41,7 +41,7 @@ ROOMS = {
     "jaxpage.tokenizers": Room(TEXT, "sentencepiece tokenizers"),
     "jaxpage.chat_template": Room("jaxpage.errors", "jinja2"),
     "jaxpage.checkpoint": Room(
-        f"jaxpage.checkpoint jaxpage.models jaxpage.config {TEXT} convert",
+        f"jaxpage.checkpoint jaxpage.models jaxpage.config jaxpage.memory {TEXT} convert",
         "jax numpy ml_dtypes orbax huggingface_hub",
     ),
     "jaxpage.host": Room(f"jaxpage.host {HOST}"),
@@ -61,7 +61,7 @@ ROOMS = {
     "jaxpage.cli": Room(f"jaxpage.cli jaxpage.later {HOST} {TEXT}", "tqdm"),
     "pallas_kernels": Room("pallas_kernels", "jax"),
     "convert": Room(
-        f"convert jaxpage.models jaxpage.config jaxpage.memory {TEXT}",
+        f"convert jaxpage.models jaxpage.config {TEXT}",
         "jax numpy ml_dtypes orbax safetensors gguf tqdm",
     ),
     "convert.locate": Room("convert jaxpage.errors", "huggingface_hub"),

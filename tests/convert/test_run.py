@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convert import memory
+from convert import disk
 from convert.model import open_model
 from convert.own_config import read_own_config
 from convert.run import convert
@@ -153,8 +153,8 @@ def test_source_and_destination_differ(source: Path) -> None:
 def test_a_full_disk_is_refused_before_writing(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = memory.shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(memory.shutil, "disk_usage", lambda _: usage)
+    usage = disk.shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(CapacityError, match="GiB free in"):
         convert(source, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
