@@ -22,13 +22,17 @@ MASKED = -1e30
 """A finite floor for masked scores: -inf minus -inf would be NaN."""
 EXACT = lax.Precision.HIGHEST
 """float32 as promised: a GPU would take TF32 without being told."""
+# Sizes measured on a two-core CPU with 9 query heads, 3 KV heads, head dim 64, float32.
 ROW_CHUNK_TOKENS = 256
 LONE_ROW_CHUNK_TOKENS = 128
+"""A lone row is short more often than it is long, and waits for the whole chunk."""
 BATCH_CHUNK_TOKENS = 64
 TILE_CHUNK_TOKENS = 64
 TILE_TOKENS = 64
+"""Queries of a prefill tile; a row's last tile is padded to it."""
 MOST_MERGED_HEADS = 4
 ENOUGH_QUERIES = 8
+"""From how many queries on a product of one chunk's keys is worth its overhead on a CPU."""
 
 
 class Softmax(NamedTuple):
@@ -122,8 +126,7 @@ def decode_by_row(
 
     is_live = step.context_lens > 0
     num_live = jnp.max(jnp.where(is_live, jnp.arange(1, num_rows + 1), 0))
-    out = lax.fori_loop(0, num_live, add_row, jnp.zeros_like(q))
-    return out.reshape(num_rows, num_heads, head_dim)
+    return lax.fori_loop(0, num_live, add_row, jnp.zeros_like(q))
 
 
 def decode_batch(
