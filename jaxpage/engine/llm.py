@@ -122,7 +122,8 @@ class LLM:
         """
         self._check_idle()
         texts = _as_prompts(prompts)
-        for output in self._submit(texts, _as_params(sampling_params, len(texts))):
+        requests = list(zip(texts, _as_params(sampling_params, len(texts)), strict=True))
+        for output in self._complete(requests):
             if raise_on_error and output.error is not None:
                 raise RequestError(output.error)
             yield output
@@ -134,8 +135,11 @@ class LLM:
         self._check_idle()
         request_id = self._take_id()
         self.engine.add_request(request_id, prompt, sampling_params)
-        self.expect_requests(1)
-        yield from self._run([request_id])
+        try:
+            self.expect_requests(1)
+            yield from self._steps()
+        finally:
+            self._abandon([request_id])
 
     def chat(
         self,
@@ -182,34 +186,41 @@ class LLM:
                 "last call, or use llm.engine.add_request and step"
             )
 
-    def _submit(self, prompts: list[Prompt], params: list[Params]) -> Iterator[RequestOutput]:
-        for each in params:  # what is not there yet is refused before anything runs
-            check_available(each)
+    def _complete(self, requests: list[tuple[Prompt, Params]]) -> Iterator[RequestOutput]:
+        """Each request once it is finished or has failed."""
+        for _, params in requests:  # what is not there yet is refused before anything runs
+            check_available(params)
         waiting: list[str] = []
         failed: list[RequestOutput] = []
-        for prompt, each in zip(prompts, params, strict=True):
-            request_id = self._take_id()
-            try:
-                self.engine.add_request(request_id, prompt, each)
-                waiting.append(request_id)
-            except (RequestError, CapacityError) as error:
-                failed.append(_failure(request_id, prompt, error))
-        yield from failed
-        self.expect_requests(len(waiting))
-        for output in self._run(waiting):
-            if output.finished:
-                yield output
-
-    def _run(self, request_ids: list[str]) -> Iterator[RequestOutput]:
-        """Steps until all are finished; what is left is aborted if the caller stops listening."""
         try:
-            while self.engine.has_unfinished:
-                yield from self.engine.step()
+            for prompt, params in requests:
+                request_id = self._take_id()
+                try:
+                    self.engine.add_request(request_id, prompt, params)
+                    waiting.append(request_id)
+                except (RequestError, CapacityError) as error:
+                    failed.append(_failure(request_id, prompt, error))
+            yield from failed
+            self.expect_requests(len(waiting))
+            for output in self._steps():
+                if output.finished:
+                    yield output
         finally:
-            for request_id in request_ids:
-                self.engine.abort(request_id)
-            while self.engine.has_unfinished:
-                self.engine.step()
+            self._abandon(waiting)
+
+    def _steps(self) -> Iterator[RequestOutput]:
+        while self.engine.has_unfinished:
+            yield from self.engine.step()
+
+    def _abandon(self, request_ids: list[str]) -> None:
+        """Leaves the engine idle, also where the caller stopped listening or something was raised.
+
+        What is finished is not touched by this.
+        """
+        for request_id in request_ids:
+            self.engine.abort(request_id)
+        while self.engine.has_unfinished:
+            self.engine.step()
 
     def _take_id(self) -> str:
         self._next_id += 1

@@ -134,6 +134,18 @@ def test_a_bad_request_comes_back_with_its_error_and_the_others_whole(llm: LLM) 
     assert ids(llm, "Tom", GREEDY) == [outputs[0].outputs[0].token_ids]
 
 
+def test_an_error_that_is_raised_leaves_the_engine_idle(llm: LLM) -> None:
+    bad = replace(GREEDY, stop_token_ids=(10**6,))
+    nothing: Any = None
+    for prompts, params, error in (
+        (["Tom", "Tom"], [GREEDY, bad], RequestError),
+        (["Tom", nothing], GREEDY, TypeError),
+    ):
+        with pytest.raises(error):
+            llm.generate(prompts, params, raise_on_error=True)
+        assert not llm.engine.has_unfinished
+
+
 def test_prompt_logprobs_do_not_depend_on_the_size_of_prefill_steps(
     llm: LLM, parts: dict[str, Any]
 ) -> None:
