@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -232,7 +232,7 @@ def _as_prompts(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     items = list(prompts)
-    if items and not any(isinstance(item, str | Seq) for item in items):
+    if items and not any(isinstance(item, Iterable) for item in items):
         return [items]  # type: ignore[list-item]  # ids of one prompt
     return items  # type: ignore[return-value]  # checked one by one at submission
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from numbers import Integral
 
@@ -68,6 +69,8 @@ class RequestFactory:
                     "least one token; write some text"
                 )
             return ids
+        if not isinstance(prompt, Iterable):
+            raise RequestError(f"got prompt={prompt!r}, wanted text or token ids; pass either")
         ids = tuple(prompt)
         for token_id in ids:
             if not isinstance(token_id, Integral) or isinstance(token_id, bool):

@@ -134,16 +134,21 @@ def test_a_bad_request_comes_back_with_its_error_and_the_others_whole(llm: LLM) 
     assert ids(llm, "Tom", GREEDY) == [outputs[0].outputs[0].token_ids]
 
 
+def test_ids_may_be_arrays_and_what_is_no_prompt_errs_alone(llm: LLM) -> None:
+    wanted = ids(llm, [[1, 5, 9], [1, 7]], GREEDY)
+    assert ids(llm, [np.array([1, 5, 9]), np.array([1, 7])], GREEDY) == wanted
+    assert ids(llm, np.array([1, 5, 9]), GREEDY) == ids(llm, [1, 5, 9], GREEDY) == wanted[:1]
+    nothing: Any = None
+    outputs = llm.generate(["Tom", nothing, 7, [1, None]], GREEDY)
+    assert [output.error is None for output in outputs] == [True, False, False, False]
+    assert all("got " in (output.error or "got ") for output in outputs)
+
+
 def test_an_error_that_is_raised_leaves_the_engine_idle(llm: LLM) -> None:
     bad = replace(GREEDY, stop_token_ids=(10**6,))
-    nothing: Any = None
-    for prompts, params, error in (
-        (["Tom", "Tom"], [GREEDY, bad], RequestError),
-        (["Tom", nothing], GREEDY, TypeError),
-    ):
-        with pytest.raises(error):
-            llm.generate(prompts, params, raise_on_error=True)
-        assert not llm.engine.has_unfinished
+    with pytest.raises(RequestError, match="stop_token_ids"):
+        llm.generate(["Tom", "Tom"], [GREEDY, bad], raise_on_error=True)
+    assert not llm.engine.has_unfinished
 
 
 def test_prompt_logprobs_do_not_depend_on_the_size_of_prefill_steps(
