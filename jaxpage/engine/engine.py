@@ -48,7 +48,6 @@ class LLMEngine:
         self._depth = depth
         self._in_flight: deque[tuple[StepPlan, Any]] = deque()
         self._live: dict[str, LiveRequest] = {}
-        self._num_steps = 0
         self._stepping = Stopwatch()
         self._waiting = Stopwatch()
 
@@ -84,7 +83,6 @@ class LLMEngine:
         with self._stepping.running():
             plan = self._scheduler.schedule()
             if plan is not None:
-                self._num_steps += 1
                 self._in_flight.append((plan, self._device.dispatch(plan)))
             self._read_back(at_least_one=plan is None)
             return self._publish()
@@ -98,7 +96,7 @@ class LLMEngine:
         scheduler, host = self._scheduler, self._scheduler.counters
         seconds = self._stepping.seconds
         return EngineStats(
-            num_steps=self._num_steps,
+            num_steps=host.num_steps,
             prompt_tokens=host.prompt_tokens,
             generated_tokens=host.generated_tokens,
             seconds=seconds,

@@ -1,4 +1,4 @@
-"""Times of one engine, folded with the scheduler's counters into a frozen EngineStats."""
+"""Where the engine's time goes: a watch around its steps, another around its waiting."""
 
 from __future__ import annotations
 
