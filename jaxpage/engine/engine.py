@@ -22,9 +22,13 @@ from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 class Device(Protocol):
     """What the engine asks of the device side; a Runner, or a stub in tests and simulations."""
 
-    def dispatch(self, plan: StepPlan) -> Any: ...
+    def dispatch(self, plan: StepPlan) -> Any:
+        """Starts a step. Where it raised, the same plan may come again."""
+        ...
 
-    def read(self, ticket: Any) -> StepResult: ...
+    def read(self, ticket: Any) -> StepResult:
+        """Waits for a step; tickets come in the order they were given."""
+        ...
 
 
 class LLMEngine:
@@ -46,6 +50,8 @@ class LLMEngine:
         self._scheduler = scheduler
         self._requests = requests
         self._depth = depth
+        self._undispatched: StepPlan | None = None
+        """A plan that dispatching failed for: the scheduler's books hold it as run."""
         self._in_flight: deque[tuple[StepPlan, Any]] = deque()
         self._live: dict[str, LiveRequest] = {}
         self._stepping = Stopwatch()
@@ -79,11 +85,18 @@ class LLMEngine:
         self._live[request_id] = LiveRequest(request, text, completions)
 
     def step(self) -> list[RequestOutput]:
-        """Runs one step; returns a snapshot of every request that has news."""
+        """Runs one step; returns a snapshot of every request that has news.
+
+        One that was interrupted, while a program was compiled or a result waited for, is taken up
+        where it was.
+        """
         with self._stepping.running():
-            plan = self._scheduler.schedule()
+            self._read_back(at_least_one=False)  # what an interrupted step left unread
+            plan = self._undispatched or self._scheduler.schedule()
             if plan is not None:
+                self._undispatched = plan
                 self._in_flight.append((plan, self._device.dispatch(plan)))
+                self._undispatched = None
             self._read_back(at_least_one=plan is None)
             return self._publish()
 
@@ -122,9 +135,10 @@ class LLMEngine:
     def _read_back(self, *, at_least_one: bool) -> None:
         """Reads steps until at most `depth` are in flight."""
         while self._in_flight and (at_least_one or len(self._in_flight) > self._depth):
-            plan, ticket = self._in_flight.popleft()
+            plan, ticket = self._in_flight[0]
             with self._waiting.running():
                 result = self._device.read(ticket)
+            self._in_flight.popleft()
             self._scheduler.update(plan, result)
             at_least_one = False
 

@@ -76,20 +76,24 @@ class Runner:
         self._sampling = SamplingBuilder(engine, config.vocab_size)
 
     def dispatch(self, plan: StepPlan) -> Ticket:
-        """Starts a step and returns without waiting for it."""
+        """Starts a step and returns without waiting for it.
+
+        Until it returns nothing has changed but the plan's own slots, which it would write again.
+        """
         assert not plan.moves, "block moves need their program"
         vector, shape = self._inputs.build(plan)
         program = self._forward_program(shape)
         self._cache, draw_input, hidden = program(
             self.params, self._cache, jax.device_put(vector), self._previous
         )
-        output = None
+        output, drawn = None, self._previous
         if draws := plan.draws:
             sampling, num_top = self._sampling.build(draws, shape.num_draws)
             program = self._draw_program(draw_input, sampling, num_top)
-            output, self._previous = program(self.params, draw_input, sampling)
+            output, drawn = program(self.params, draw_input, sampling)
         targets = prompt_targets(plan, shape)
         scored = None if targets is None else self._score(hidden, targets)
+        self._previous = drawn
         return Ticket(plan, output, scored)
 
     def read(self, ticket: Ticket) -> StepResult:

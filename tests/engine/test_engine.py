@@ -141,6 +141,25 @@ def test_abort_ends_with_one_last_snapshot_and_gives_the_blocks_back() -> None:
     assert stats.blocks_free == stats.blocks_total
 
 
+@pytest.mark.parametrize("where", ["dispatch", "read"])
+def test_an_interrupted_step_is_taken_up_again(where: str) -> None:
+    engine = StubEngine()
+    engine.add("a", "abc")
+    engine.step()
+    whole = getattr(engine.device, where)
+
+    def interrupted(_: object) -> None:
+        setattr(engine.device, where, whole)
+        raise KeyboardInterrupt
+
+    setattr(engine.device, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    outputs = [output for _ in range(20) for output in engine.step()]
+    assert outputs[-1].outputs[0].text == said("abc", 12)
+    assert not engine.has_unfinished
+
+
 def test_preempted_requests_say_the_same_and_tell_it() -> None:
     engine = StubEngine(num_blocks=8)
     prompts = ["abc", "bcdef", "cdefgh", "defg"]
