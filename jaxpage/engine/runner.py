@@ -177,6 +177,7 @@ class Runner:
                 targets,
                 num_top=MAX_LOGPROBS,
                 slice_rows=min(PROMPT_SLICE_TOKENS, targets.size),
+                num_token_ids=self._num_token_ids,
             )
 
         targets = jax.ShapeDtypeStruct(hidden.shape[:1], jnp.int32)

@@ -170,6 +170,28 @@ def test_prompt_logprobs_do_not_depend_on_the_size_of_prefill_steps(
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
+def test_rows_beyond_the_tokenizer_count_for_nothing(llm: LLM, parts: dict[str, Any]) -> None:
+    """A padded vocabulary: the two rows more would win every draw, one where the other loses."""
+    embedding, head = parts["params"]["embed"]["embedding"], parts["params"]["lm_head"]["kernel"]
+    winners = np.outer(np.array([99, -99], np.float32), np.ones(head.shape[1], np.float32))
+    params = {
+        **parts["params"],
+        "embed": {"embedding": np.concatenate([embedding, winners])},
+        "lm_head": {"kernel": np.concatenate([head, winners])},
+    }
+    config = replace(parts["config"], vocab_size=parts["config"].vocab_size + 2)
+    padded = LLM(config=config, params=params, tokenizer=parts["tokenizer"], **LIMITS)
+    asked = replace(GREEDY, logprobs=2, prompt_logprobs=2)
+    wanted, found = (one.generate("Tom has", asked)[0] for one in (llm, padded))
+    padded.close()
+    assert found.outputs == wanted.outputs
+    for one, other in zip(found.prompt_logprobs or (), wanted.prompt_logprobs or (), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+            assert [token_id for token_id, _ in one.top] == [token_id for token_id, _ in other.top]
+
+
 def test_raw_and_processed_logprobs_say_what_they_are(llm: LLM) -> None:
     biased = replace(GREEDY, logit_bias={9: 100.0}, max_tokens=1, logprobs=1)
     raw = llm.generate("Tom", biased)[0].outputs[0]
