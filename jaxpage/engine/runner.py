@@ -57,7 +57,7 @@ class Runner:
         num_token_ids: int,
         report: Report | None = None,
     ) -> None:
-        self.params = params
+        self.params = jax.device_put(params)  # once, not with every step
         self.programs = Programs(report=report)
         self.ladders = Ladders.of(engine, cache)
         self._model = model
@@ -116,7 +116,7 @@ class Runner:
                 "got parameters of another structure, shape or dtype, wanted the same as now; "
                 "build a new LLM for another model"
             )
-        self.params = params
+        self.params = jax.device_put(params)
 
     def close(self) -> None:
         """Frees the pool and the programs."""

@@ -205,7 +205,7 @@ def test_raw_and_processed_logprobs_say_what_they_are(llm: LLM) -> None:
 
 def test_new_weights_change_the_answer_without_a_recompile(llm: LLM, parts: dict[str, Any]) -> None:
     before, programs = ids(llm, "Tom has", GREEDY), llm.stats().num_compilations
-    llm.update_params(jax.tree.map(lambda leaf: leaf * 1.3, parts["params"]))
+    llm.update_params(jax.tree.map(lambda leaf: np.asarray(leaf) * 1.3, parts["params"]))
     changed = ids(llm, "Tom has", GREEDY)
     llm.update_params(parts["params"])
     assert ids(llm, "Tom has", GREEDY) == before != changed
