@@ -17,16 +17,20 @@ from jax import Array, lax
 
 from jaxpage.config import ModelConfig, RopeScaling
 
-MAX_PINNED_TOKENS = 64
+MAX_PINNED_TOKENS = 32
 """Most rows for which the pinned product is the faster one on a CPU.
 
-All products of SmolLM2-135M in one step, float32, jax 0.10.2, two threads:
+All products of SmolLM2-135M in one step, float32, jax 0.10.2, two threads, elapsed ms, on two
+machines whose large float32 products reach 134 and 290 GFLOP/s:
 
-    rows                    4    8   16   32   64      rows             64  128  256  512
-    elapsed ms  plain      53   61   69   96  165      CPU ms  plain   181  243  427  796
-                pinned     28   35   44   72  154              pinned  201  294  579 1086
+    rows                    4    8   16   32   64
+    134     plain          53   61   69   96  165
+            pinned         28   35   44   72  154
+    290     plain          35   39   48   68   94
+            pinned         32   38   50   80  107
 
-Few rows are bound by reading the weights, many by arithmetic; there processor time decides.
+Few rows are bound by reading the weights, many by arithmetic. From 64 rows on (prefill) the plain
+form takes less processor time too: 243 against 294 ms at 128 rows, 796 against 1086 at 512.
 """
 
 INITIALIZERS = {
