@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxpage.config import EngineConfig, ModelConfig
 from jaxpage.engine import compile_cache
@@ -16,7 +16,7 @@ from jaxpage.engine.runner import Runner
 from jaxpage.engine.sizing import size_pool
 from jaxpage.errors import CapacityError, ConfigError, RequestError
 from jaxpage.host.scheduler import Scheduler
-from jaxpage.later import check_available
+from jaxpage.later import check_available, comes_later
 from jaxpage.models.registry import build_model
 from jaxpage.outputs import EngineStats, RequestOutput
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
@@ -160,6 +160,16 @@ class LLM:
         """New weights of the same shapes, without a recompile; refused while requests run."""
         self._check_idle()
         self.runner.update_params(params)
+
+    def score(self, prompt: Prompt, completion: Prompt) -> NoReturn:
+        """Not in this version: ConfigError, as for the two below."""
+        raise comes_later("score(...)", "SamplingParams(max_tokens=0, prompt_logprobs=0)")
+
+    def block_map(self) -> NoReturn:
+        raise comes_later("block_map()", "stats()")
+
+    def reset_prefix_cache(self) -> NoReturn:
+        raise comes_later("reset_prefix_cache()", "the engine as it is: it caches no prefixes")
 
     def expect_requests(self, num_requests: int) -> None:
         """Starts compiling what that many waiting requests will need first."""

@@ -250,6 +250,15 @@ def test_wrong_options_are_refused_before_anything_is_built(
         LLM(**parts, **{**LIMITS, **options})
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("score", ("Tom", " has")), ("block_map", ()), ("reset_prefix_cache", ())],
+)
+def test_methods_of_a_later_version_say_so(llm: LLM, name: str, arguments: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=f"got {name}.*comes with a later version; use "):
+        getattr(llm, name)(*arguments)
+
+
 def test_a_second_call_while_requests_run_is_refused(llm: LLM) -> None:
     llm.engine.add_request("mine", "Tom", GREEDY)
     with pytest.raises(ConfigError, match="idle engine"):
