@@ -72,13 +72,25 @@ class LLMEngine:
         request_id: str,
         prompt: str | Seq[int],
         params: SamplingParams | BeamSearchParams | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> None:
         """Submits a prompt (text or token ids); it joins at the next step.
+
+        `priority`: lower runs first; other than 0 comes with a later version. `cache_salt`: only
+        requests of the same salt share prefixes; while none are shared it changes nothing.
 
         Raises RequestError for a wrong prompt or setting, CapacityError for a prompt that can
         never fit, ConfigError for a feature that is not there yet. Nothing else is touched.
         """
-        request = self._requests.build(request_id, prompt, params or SamplingParams())
+        request = self._requests.build(
+            request_id,
+            prompt,
+            params or SamplingParams(),
+            priority=priority,
+            cache_salt=cache_salt,
+        )
         self._scheduler.add(request)
         text = prompt if isinstance(prompt, str) else None
         completions = tuple(self._completion(request) for _ in range(request.params.n))

@@ -30,7 +30,13 @@ class RequestFactory:
         self._seeds = random.Random(seed)
 
     def build(
-        self, request_id: str, prompt: str | Seq[int], params: SamplingParams | BeamSearchParams
+        self,
+        request_id: str,
+        prompt: str | Seq[int],
+        params: SamplingParams | BeamSearchParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
     ) -> Request:
         """The checked request. Raises RequestError, or ConfigError for a later feature."""
         params = check_available(params)
@@ -43,6 +49,8 @@ class RequestFactory:
             arrival_s=time.monotonic(),
             eos_token_ids=self._eos_token_ids,
             bad_word_ids=self._bad_word_ids(params.bad_words),
+            priority=priority,
+            cache_salt=cache_salt,
         )
         check_fits(request, self._num_token_ids)
         return request

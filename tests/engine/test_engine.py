@@ -217,6 +217,14 @@ def test_beam_search_is_refused_until_it_is_there() -> None:
         StubEngine().add_request("a", "abc", BeamSearchParams(beam_width=2, max_tokens=4))
 
 
+def test_requests_carry_priority_and_salt() -> None:
+    engine = StubEngine()
+    engine.add_request("a", "abc", cache_salt="mine")
+    assert engine._live["a"].request.cache_salt == "mine"
+    with pytest.raises(ConfigError, match=r"got priority=1.*come with a later version"):
+        engine.add_request("b", "abc", priority=1)
+
+
 def test_a_prompt_that_no_pool_block_can_hold_is_refused_with_the_sum() -> None:
     with pytest.raises(CapacityError, match="blocks"):
         StubEngine(num_blocks=2).add("a", "abcdefghij")
