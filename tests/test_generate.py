@@ -17,6 +17,15 @@ from tests.tiny import MODEL_DIR
 
 ENGINE = ["--model", str(MODEL_DIR), "--num-blocks", "64", "--max-num-seqs", "4", "--quiet"]
 
+BAD_LINES = [
+    b"{not json", b"[1]", b'{"prompt": 7}', b'{"prompt": "a", "n": 2, "temperature": 1}',
+    b'{"prompt": "a", "temprature": 1}', b'{"prompt": "a", "top_p": 2}', b'{"prompt": "\xff"}',
+    b'{"prompt": [99999]}', b'{"messages": "hi"}', b'{"prompt": "a", "stop_token_ids": 3}',
+    b'{"prompt": "a", "messages": []}', b'{"prompt": "a", "allowed_token_ids": []}',
+    b'{"prompt": "a", "logit_bias": {"x": 1}}', b'{"prompt": "a", "seed": "7"}',
+    b'{"prompt": "' + b"a" * 3000 + b'"}',
+]  # fmt: skip
+
 
 def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
@@ -40,15 +49,7 @@ def test_jsonl_lines_come_in_input_order_and_a_bad_one_errs_alone(
         {"prompt": "The cat", "stop": "e", "logit_bias": {"7": -100.0}, "min_tokens": 1},
         {"prompt": "", "max_tokens": 2},
     ]
-    bad: list[bytes] = [
-        b"{not json", b"[1]", b'{"prompt": 7}', b'{"prompt": "a", "n": 2, "temperature": 1}',
-        b'{"prompt": "a", "temprature": 1}', b'{"prompt": "a", "top_p": 2}', b'{"prompt": "\xff"}',
-        b'{"prompt": [99999]}', b'{"messages": "hi"}', b'{"prompt": "a", "stop_token_ids": 3}',
-        b'{"prompt": "a", "messages": []}', b'{"prompt": "a", "allowed_token_ids": []}',
-        b'{"prompt": "a", "logit_bias": {"x": 1}}', b'{"prompt": "a", "seed": "7"}',
-        b'{"prompt": "' + b"a" * 3000 + b'"}',
-    ]  # fmt: skip
-    mixed = [json.dumps(good[0]).encode(), *bad, *(json.dumps(g).encode() for g in good[1:])]
+    mixed = [json.dumps(good[0]).encode(), *BAD_LINES, *(json.dumps(g).encode() for g in good[1:])]
     file.write_bytes(b"\n".join(mixed) + b"\n\n")
     out = tmp_path / "out.jsonl"
     code = main([*ENGINE, "--prompts", str(file), "--format", "jsonl", "-o", str(out), "--stats"])
@@ -57,7 +58,7 @@ def test_jsonl_lines_come_in_input_order_and_a_bad_one_errs_alone(
     assert code == 1 and captured.out == ""
     assert [line["index"] for line in found] == list(range(len(mixed)))
     errors = [line for line in found if line["error"]]
-    assert [line["index"] for line in errors] == list(range(1, 1 + len(bad)))
+    assert [line["index"] for line in errors] == list(range(1, 1 + len(BAD_LINES)))
     assert all(line["outputs"] == [] and "got " in line["error"] for line in errors)
     first, ids, stopped, empty = [line for line in found if not line["error"]]
     assert len(first["outputs"][0]["logprobs"]) == len(first["outputs"][0]["token_ids"])

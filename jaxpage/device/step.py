@@ -75,6 +75,7 @@ def hidden_step(
     cache: KVCache,
     step: StepInput,
     previous_token_ids: Int[Array, "R0"],
+    *,
     attention: str | Attention = "xla",
 ) -> tuple[KVCache, DrawInput, Float[Array, "T D"]]:
     """(the cache, what the sampler needs, every token's hidden state).

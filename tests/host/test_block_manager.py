@@ -1,3 +1,5 @@
+"""Tables grow block by block and give everything back."""
+
 from __future__ import annotations
 
 import pytest

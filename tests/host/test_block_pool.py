@@ -1,3 +1,5 @@
+"""A block is free, held or waiting for a step, never two of them."""
+
 from __future__ import annotations
 
 from collections import Counter

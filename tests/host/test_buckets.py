@@ -1,3 +1,5 @@
+"""Ladders fit counts, and cut steps that would mostly be padding."""
+
 from __future__ import annotations
 
 import pytest

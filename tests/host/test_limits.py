@@ -1,3 +1,5 @@
+"""What can never fit is refused with the sum."""
+
 from __future__ import annotations
 
 import pytest

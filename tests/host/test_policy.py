@@ -1,3 +1,5 @@
+"""Who comes first, and who gives way."""
+
 from __future__ import annotations
 
 from jaxpage.host import policy

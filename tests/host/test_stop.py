@@ -1,3 +1,5 @@
+"""What ends a sequence, and why."""
+
 from __future__ import annotations
 
 import pytest
