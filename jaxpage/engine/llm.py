@@ -104,9 +104,8 @@ class LLM:
 
         A request that fails comes back with `error` set; `raise_on_error` raises it instead.
         """
-        return sorted(
-            self.generate_iter(prompts, sampling_params, raise_on_error=raise_on_error),
-            key=lambda output: int(output.request_id),
+        return _in_order(
+            self.generate_iter(prompts, sampling_params, raise_on_error=raise_on_error)
         )
 
     def generate_iter(
@@ -120,13 +119,7 @@ class LLM:
 
         Closing the iterator aborts what is unfinished. `request_id` tells the order of input.
         """
-        self._check_idle()
-        texts = _as_prompts(prompts)
-        requests = list(zip(texts, _as_params(sampling_params, len(texts)), strict=True))
-        for output in self._complete(requests):
-            if raise_on_error and output.error is not None:
-                raise RequestError(output.error)
-            yield output
+        yield from self._complete(_as_prompts(prompts), sampling_params, raise_on_error)
 
     def stream(
         self, prompt: Prompt, sampling_params: Params | None = None
@@ -145,12 +138,18 @@ class LLM:
         self,
         messages: Seq[Message] | Seq[Seq[Message]],
         sampling_params: Params | Seq[Params] | None = None,
-        **options: Any,
+        *,
+        raise_on_error: bool = False,
     ) -> list[RequestOutput]:
-        """Completes one conversation or many through the model's chat template."""
+        """Completes one conversation or many through the model's chat template, as `generate`."""
         many = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [self.chat_prompt(conversation) for conversation in many]  # type: ignore[arg-type]  # told apart above
-        return self.generate(prompts, sampling_params, **options)
+        prompts: list[Prompt | RequestError] = []
+        for conversation in many:
+            try:
+                prompts.append(self.chat_prompt(conversation))  # type: ignore[arg-type]  # told apart above
+            except RequestError as error:
+                prompts.append(error)
+        return _in_order(self._complete(prompts, sampling_params, raise_on_error))
 
     def stats(self) -> EngineStats:
         """The engine's counters so far."""
@@ -196,23 +195,36 @@ class LLM:
                 "last call, or use llm.engine.add_request and step"
             )
 
-    def _complete(self, requests: list[tuple[Prompt, Params]]) -> Iterator[RequestOutput]:
-        """Each request once it is finished or has failed."""
-        for _, params in requests:  # what is not there yet is refused before anything runs
-            check_available(params)
+    def _complete(
+        self,
+        prompts: Seq[Prompt | RequestError],
+        sampling_params: Params | Seq[Params] | None,
+        raise_on_error: bool,
+    ) -> Iterator[RequestOutput]:
+        """Each request once it is finished or has failed; an error stands for a prompt of none."""
+        self._check_idle()
+        params = _as_params(sampling_params, len(prompts))
+        for each in params:  # what is not there yet is refused before anything runs
+            check_available(each)
         waiting: list[str] = []
         failed: list[RequestOutput] = []
         try:
-            for prompt, params in requests:
+            for prompt, each in zip(prompts, params, strict=True):
                 request_id = self._take_id()
                 try:
-                    self.engine.add_request(request_id, prompt, params)
+                    if isinstance(prompt, RequestError):
+                        raise prompt
+                    self.engine.add_request(request_id, prompt, each)
                     waiting.append(request_id)
                 except (RequestError, CapacityError) as error:
+                    if raise_on_error:
+                        raise
                     failed.append(_failure(request_id, prompt, error))
             yield from failed
             self.expect_requests(len(waiting))
             for output in self._steps():
+                if raise_on_error and output.error is not None:
+                    raise RequestError(output.error)
                 if output.finished:
                     yield output
         finally:
@@ -260,11 +272,16 @@ def _as_params(params: Params | Seq[Params] | None, count: int) -> list[Params]:
     return items
 
 
-def _failure(request_id: str, prompt: Prompt, error: Exception) -> RequestOutput:
-    is_text = isinstance(prompt, str)
+def _in_order(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
+    return sorted(outputs, key=lambda output: int(output.request_id))
+
+
+def _failure(
+    request_id: str, prompt: Prompt | RequestError, error: RequestError | CapacityError
+) -> RequestOutput:
     return RequestOutput(
         request_id=request_id,
-        prompt=prompt if is_text else None,
+        prompt=prompt if isinstance(prompt, str) else None,
         prompt_token_ids=(),
         outputs=(),
         finished=True,

@@ -81,6 +81,8 @@ def test_ids_do_not_depend_on_how_the_engine_is_cut(
     assert ids(other, PROMPTS, mixed()) == expected
     if options == TIGHT:
         assert other.stats().preemptions_recompute > 0
+        with pytest.raises(CapacityError, match="needs 15 blocks"):
+            other.generate([5] * 57, GREEDY, raise_on_error=True)
     stats = other.stats()
     assert stats.blocks_free == stats.blocks_total
     other.close()
@@ -157,6 +159,16 @@ def test_an_error_that_is_raised_leaves_the_engine_idle(llm: LLM) -> None:
     bad = replace(GREEDY, stop_token_ids=(10**6,))
     with pytest.raises(RequestError, match="stop_token_ids"):
         llm.generate(["Tom", "Tom"], [GREEDY, bad], raise_on_error=True)
+    assert not llm.engine.has_unfinished
+
+
+def test_a_conversation_that_no_template_takes_fails_alone(llm: LLM) -> None:
+    good, wrong = [{"role": "user", "content": "Hi"}], [{"role": "user"}]
+    outputs = llm.chat([good, wrong], GREEDY)
+    assert [output.error is None for output in outputs] == [True, False]
+    assert outputs[0].outputs == llm.chat(good, GREEDY)[0].outputs
+    with pytest.raises(RequestError, match="content"):
+        llm.chat([good, wrong], GREEDY, raise_on_error=True)
     assert not llm.engine.has_unfinished
 
 
