@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxpage.config import EngineConfig, ModelConfig
@@ -20,7 +21,7 @@ from jaxpage.later import check_available, comes_later
 from jaxpage.models.registry import build_model
 from jaxpage.outputs import EngineStats, RequestOutput
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
-from jaxpage.tokenizer import Tokenizer, as_tokenizer
+from jaxpage.tokenizer import as_tokenizer
 
 Prompt = str | Seq[int]
 Params = SamplingParams | BeamSearchParams
@@ -31,18 +32,20 @@ Message = Mapping[str, Any]
 class LLM:
     """Generates text with a paged, continuously batched engine.
 
-    Give a model by name or path, or `config` and `params` (and a `tokenizer`) that you have.
-    Keywords beside those are the options of the command line; see `Options`. Raises ConfigError,
-    CapacityError or CheckpointError before any memory is taken. Belongs to one thread.
+    Give a model by name or path, or `config` and `params` that you have. `tokenizer`, whatever
+    `as_tokenizer` takes, replaces the model's; beside `params` without one, prompts are token ids.
+    `report` is called with each program's name and the seconds it took to compile, from another
+    thread. The other keywords are the options of the command line; see `Options`. Raises
+    ConfigError, CapacityError or CheckpointError. Belongs to one thread.
     """
 
     def __init__(
         self,
-        model: str = "smollm2-135m",
+        model: str | Path = "smollm2-135m",
         *,
         config: ModelConfig | None = None,
         params: dict[str, Any] | None = None,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: object | None = None,
         report: Callable[[str, float], None] | None = None,
         **options: Any,
     ) -> None:
@@ -53,7 +56,13 @@ class LLM:
         if config is None or params is None:
             from jaxpage.checkpoint import load
 
-            config, params, tokenizer = load(model, dtype=settings.model_dtype())
+            config, params, loaded = load(model, dtype=settings.model_dtype())
+            tokenizer = loaded if tokenizer is None else tokenizer
+        elif settings.dtype not in ("auto", config.dtype):
+            raise ConfigError(
+                f"got dtype={settings.dtype!r} beside params of a config that says "
+                f"{config.dtype!r}, wanted the same; cast the params or leave dtype out"
+            )
         self.config = config
         self.tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
         self._next_id = 0

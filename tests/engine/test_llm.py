@@ -235,6 +235,15 @@ def test_new_weights_change_the_answer_without_a_recompile(llm: LLM, parts: dict
         llm.update_params({"embed": np.zeros(3)})
 
 
+def test_what_is_given_is_never_passed_over(parts: dict[str, Any]) -> None:
+    given = parts["tokenizer"]
+    llm = LLM(MODEL_DIR, tokenizer=given, **LIMITS)
+    assert llm.tokenizer is given
+    llm.close()
+    with pytest.raises(ConfigError, match="got dtype='bfloat16' beside params"):
+        LLM(**parts, **LIMITS, dtype="bfloat16")
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
