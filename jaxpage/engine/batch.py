@@ -17,6 +17,7 @@ from jaxpage.host.plan import PlannedRow, StepPlan, StepResult
 from jaxpage.outputs import TokenLogprob
 
 SMALLEST_PREFILL_TOKENS = 16
+"""The first rung of prefill: below it a step's time is that of reading the weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from jaxpage.errors import ConfigError
 from jaxpage.later import comes_later
 
 MOST_PREFILL_ROWS = 8
+"""Prefill pads to its rows in every program, so few; short prompts beyond it take another step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,12 @@ MAX_STOP_IDS = 64
 MAX_BAD_WORDS = 64
 """Most token sequences of one request's bad_words; a word counts with and without a space."""
 MAX_BAD_WORD_TOKENS = 16
+"""Most tokens of one of them. Each of these bounds is an axis of every draw's arrays."""
 SHORT_HISTORY_TOKENS = 512
+"""Most tokens of the shorter of two histories that samplers are compiled for: the longer is as
+long as the model, and most requests never get there."""
 REMEMBERED_BATCHES = 4
+"""Batches whose settings stay on the device: decodes come back to theirs after a prefill."""
 
 
 class SamplingBuilder:
@@ -35,8 +39,7 @@ class SamplingBuilder:
     def __init__(self, config: EngineConfig, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         longest = config.max_model_len
-        self._history = Ladder.doubling(min(SHORT_HISTORY_TOKENS, longest), longest)
-        self._history = Ladder((self._history.sizes[0], longest))
+        self._history = Ladder(tuple(sorted({min(SHORT_HISTORY_TOKENS, longest), longest})))
         self._settled: dict[tuple[int, tuple[int, ...]], SamplingInput] = {}
 
     def build(self, draws: tuple[Draw, ...], num_draws: int) -> tuple[SamplingInput, int]:
