@@ -134,13 +134,13 @@ class SamplingBuilder:
 def check_fits(request: Request, vocab_size: int) -> None:
     """Raises RequestError when a request's settings name ids or counts no step can hold."""
     params = request.params
-    stops = request.eos_token_ids | set(params.stop_token_ids)
+    held_back = request.eos_token_ids.union(params.stop_token_ids) if params.min_tokens else ()
     _check_ids("prompt ids", request.prompt_token_ids, vocab_size)
     _check_ids("stop_token_ids", params.stop_token_ids, vocab_size)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     _check_ids("logit_bias ids", tuple(params.logit_bias or ()), vocab_size)
     _check_count("logit_bias entries", len(params.logit_bias or ()), MAX_BIAS_IDS)
-    _check_count("end and stop ids with min_tokens", len(stops), MAX_STOP_IDS)
+    _check_count("end and stop ids with min_tokens", len(held_back), MAX_STOP_IDS)
     _check_count("bad_words as token sequences", len(request.bad_word_ids), MAX_BAD_WORDS)
     longest = max((len(word) for word in request.bad_word_ids), default=0)
     _check_count("tokens of a bad word", longest, MAX_BAD_WORD_TOKENS)

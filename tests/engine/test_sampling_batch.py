@@ -1,0 +1,105 @@
+"""Settings of draws as arrays: each in its own row, padding greedy, sent only when they change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxpage.config import EngineConfig
+from jaxpage.engine.sampling_batch import (
+    MAX_STOP_IDS,
+    SHORT_HISTORY_TOKENS,
+    SamplingBuilder,
+    check_fits,
+)
+from jaxpage.errors import RequestError
+from jaxpage.host.plan import Draw, Request
+from jaxpage.sampling_params import MAX_LOGPROBS, SamplingParams
+
+VOCAB = 100
+
+
+def draw(seq_id: int, history: tuple[int, ...] = (), **params: Any) -> Draw:
+    """A draw after a prompt of 3 tokens."""
+    return Draw(
+        seq_id=seq_id,
+        sample_index=0,
+        seed=(7 << 32) + seq_id,
+        params=SamplingParams(**params),
+        prompt_len=3,
+        stop_token_ids=(2, 9),
+        history=history,
+    )
+
+
+def request(**params: Any) -> Request:
+    return Request("a", (1, 5), SamplingParams(**params), seed=0, eos_token_ids=frozenset({2}))
+
+
+@pytest.fixture
+def builder() -> SamplingBuilder:
+    return SamplingBuilder(EngineConfig(max_model_len=2 * SHORT_HISTORY_TOKENS), VOCAB)
+
+
+def test_each_draw_has_its_row_and_padding_is_greedy(builder: SamplingBuilder) -> None:
+    draws = (draw(1, temperature=0.5, top_k=-1, top_p=0.9), draw(2, temperature=2.0, top_k=10**6))
+    sampling, num_top = builder.build(draws, 4)
+    assert num_top == 0 and sampling.edits is None and sampling.history is None
+    assert np.asarray(sampling.temperature).tolist() == [0.5, 2.0, 0.0, 0.0]
+    assert np.asarray(sampling.top_k).tolist() == [0, VOCAB, 0, 0]
+    assert np.asarray(sampling.top_p).tolist() == pytest.approx([0.9, 1.0, 1.0, 1.0])
+    assert np.asarray(sampling.seed_words).tolist() == [[7, 1], [7, 2], [0, 0], [0, 0]]
+
+
+def test_edits_of_one_draw_leave_the_others_alone(builder: SamplingBuilder) -> None:
+    edited = draw(1, logit_bias={5: -1.5}, allowed_token_ids=(0, 33), min_tokens=4)
+    sampling, _ = builder.build((edited, draw(2, logprobs=1)), 2)
+    edits = sampling.edits
+    assert edits is not None
+    assert np.asarray(edits.bias_ids)[:, :2].tolist() == [[5, VOCAB], [VOCAB, VOCAB]]
+    assert np.asarray(edits.bias_values)[:, :2].tolist() == [[-1.5, 0.0], [0.0, 0.0]]
+    assert np.asarray(edits.allowed).tolist() == [[1, 2, 0, 0], [0xFFFFFFFF] * 4]
+    assert np.asarray(edits.stop_ids)[:, :3].tolist() == [[2, 9, VOCAB], [VOCAB] * 3]
+    assert np.asarray(edits.min_position).tolist() == [3 + 4, 0]
+
+
+@pytest.mark.parametrize(("length", "width"), [(0, 512), (512, 512), (513, 1024), (1024, 1024)])
+def test_a_history_is_short_or_as_long_as_the_model(
+    builder: SamplingBuilder, length: int, width: int
+) -> None:
+    history = tuple(range(50)) * 21
+    sampling, _ = builder.build((draw(1, history[:length], presence_penalty=1.0), draw(2)), 2)
+    found = sampling.history
+    assert found is not None and found.tokens.shape == (2, width)
+    assert np.asarray(found.tokens)[0].tolist() == [*history[:length]] + [VOCAB] * (width - length)
+    assert np.asarray(found.lengths).tolist() == [length, 0]
+    assert np.asarray(found.presence).tolist() == [1.0, 0.0]
+
+
+def test_settings_stay_on_the_device_until_the_batch_changes(builder: SamplingBuilder) -> None:
+    first, _ = builder.build((draw(1), draw(2)), 2)
+    again, num_top = builder.build((draw(1), draw(2)), 2)
+    assert again is first
+    other, num_top = builder.build((draw(1), draw(3, logprobs=0), draw(4, logprobs=2)), 4)
+    assert other is not first and num_top == MAX_LOGPROBS
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"stop_token_ids": range(3, 3 + MAX_STOP_IDS), "min_tokens": 1},  # with the end of text 65
+        {"stop_token_ids": [VOCAB]},
+        {"allowed_token_ids": [VOCAB]},
+        {"logit_bias": {VOCAB: 1.0}},
+    ],
+    ids=str,
+)
+def test_what_no_step_can_hold_is_refused(params: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="got "):
+        check_fits(request(**params), VOCAB)
+
+
+def test_stop_ids_that_are_not_held_back_have_no_bound() -> None:
+    check_fits(request(stop_token_ids=range(3, VOCAB)), VOCAB)
