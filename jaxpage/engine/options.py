@@ -11,6 +11,7 @@ from jaxpage.config import DTYPES, DType, EngineConfig, ModelConfig
 from jaxpage.engine.batch import SMALLEST_PREFILL_TOKENS
 from jaxpage.errors import ConfigError
 from jaxpage.later import comes_later
+from jaxpage.sampling_params import MAX_SEED
 
 MOST_PREFILL_ROWS = 8
 """Prefill pads to its rows in every program, so few; short prompts beyond it take another step."""
@@ -46,10 +47,10 @@ class Options:
         _choice("preemption", self.preemption, ("auto", "recompute", "swap"))
         _choice("attention", self.attention, ("auto", "xla", "reference", "pallas"))
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
-            _at_least_one(name, getattr(self, name))
+            _whole(name, getattr(self, name), 1)
         for name in ("num_blocks", "max_model_len"):
             if getattr(self, name) is not None:
-                _at_least_one(name, getattr(self, name))
+                _whole(name, getattr(self, name), 1)
         if self.enable_prefix_caching:
             raise comes_later("enable_prefix_caching=True", "False")
         if self.preemption == "swap" or self.swap_blocks:
@@ -60,8 +61,8 @@ class Options:
             raise comes_later("attention='pallas'", "attention='xla'")
         if self.tensor_parallel_size != 1:
             raise comes_later(f"tensor_parallel_size={self.tensor_parallel_size}", "1")
-        if self.seed is not None and not 0 <= self.seed < 1 << 64:
-            raise ConfigError(f"got seed={self.seed}, wanted a whole number of 64 bits")
+        if self.seed is not None:
+            _whole("seed", self.seed, 0, MAX_SEED)
         return self
 
     def model_dtype(self) -> DType:
@@ -94,6 +95,10 @@ def _choice(name: str, got: str, wanted: tuple[str, ...]) -> None:
         raise ConfigError(f"got {name}={got!r}, wanted one of {', '.join(wanted)}; choose one")
 
 
-def _at_least_one(name: str, got: int) -> None:
-    if not isinstance(got, int) or isinstance(got, bool) or got < 1:
-        raise ConfigError(f"got {name}={got!r}, wanted a whole number of at least 1; raise it")
+def _whole(name: str, got: object, least: int, most: int | None = None) -> None:
+    is_whole = isinstance(got, int) and not isinstance(got, bool)
+    if not is_whole or got < least or (most is not None and got > most):
+        until = "" if most is None else f" and at most {most}"
+        raise ConfigError(
+            f"got {name}={got!r}, wanted a whole number of at least {least}{until}; change {name}"
+        )

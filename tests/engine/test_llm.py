@@ -261,6 +261,8 @@ def test_what_is_given_is_never_passed_over(parts: dict[str, Any]) -> None:
         ({"num_blocks": 4, "kv_memory": "1MiB"}, ConfigError),
         ({"num_blocks": None, "kv_memory": "1KiB"}, CapacityError),
         ({"seed": -1}, ConfigError),
+        ({"seed": 1.5}, ConfigError),
+        ({"seed": 2**64}, ConfigError),
     ],
     ids=str,
 )
