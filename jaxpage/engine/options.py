@@ -96,8 +96,12 @@ def _choice(name: str, got: str, wanted: tuple[str, ...]) -> None:
 
 
 def _whole(name: str, got: object, least: int, most: int | None = None) -> None:
-    is_whole = isinstance(got, int) and not isinstance(got, bool)
-    if not is_whole or got < least or (most is not None and got > most):
+    if (
+        not isinstance(got, int)
+        or isinstance(got, bool)
+        or got < least
+        or (most is not None and got > most)
+    ):
         until = "" if most is None else f" and at most {most}"
         raise ConfigError(
             f"got {name}={got!r}, wanted a whole number of at least {least}{until}; change {name}"
