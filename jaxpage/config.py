@@ -106,7 +106,6 @@ class EngineConfig:
     max_prefill_rows: int = 8
     """Most rows of one prefill step; the row count every prefill program is compiled for."""
     attention: Literal["xla", "reference", "pallas"] = "xla"
-    seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_prefill_rows"):
