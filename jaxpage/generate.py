@@ -123,8 +123,10 @@ def _read_jobs(args: argparse.Namespace) -> list[Job]:
 def _load(args: argparse.Namespace, options: dict[str, Any]) -> LLM:
     import jax
 
-    if args.device != "auto":
-        jax.config.update("jax_platforms", {"cpu": "cpu", "gpu": "cuda"}[args.device])
+    if args.device == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    elif args.device == "gpu":
+        _require_gpu()
     from jaxpage.engine.llm import LLM
 
     def report(name: str, seconds: float) -> None:
@@ -137,6 +139,19 @@ def _load(args: argparse.Namespace, options: dict[str, Any]) -> LLM:
         seconds = time.perf_counter() - start
         _say(f"loaded {args.model} in {seconds:.1f} s; pool of {blocks} blocks of {size} tokens")
     return llm
+
+
+def _require_gpu() -> None:
+    """ConfigError where JAX finds none; where it finds one it computes there anyway."""
+    import jax
+
+    try:
+        jax.devices("gpu")
+    except RuntimeError as error:
+        raise ConfigError(
+            f"got --device gpu, wanted a GPU that JAX can use ({str(error).splitlines()[0]}); "
+            'pip install "jaxpage[cuda12]", or use --device cpu'
+        ) from None
 
 
 def _streams(args: argparse.Namespace, jobs: list[Job]) -> bool:

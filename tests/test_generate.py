@@ -91,6 +91,7 @@ def test_jsonl_lines_come_in_input_order_and_a_bad_one_errs_alone(
         ["a", "--logit-bias", "abc"],
         ["a", "--system", "be nice"],
         ["a", "--nonsense"],
+        ["a", "--device", "gpu"],
         ["a", "--preemption", "maybe"],
         ["a", "--preemption", "swap"],
         ["a", "--swap-blocks", "4"],
