@@ -54,7 +54,7 @@ def _run(args: argparse.Namespace, jobs: list[Job], options: dict[str, Any], fil
     ordered = InOrder(writer)
     for index, job in enumerate(jobs):
         if job.error is not None:
-            ordered.put(index, _failed(job.error))
+            ordered.put(index, RequestOutput.refused(str(index), job.prompt, job.error))
     failed = any(job.error is not None for job in jobs)
     try:
         if not all(job.error for job in jobs):
@@ -82,7 +82,7 @@ def _complete(
                 llm.engine.add_request(str(index), prompt, job.params)
                 index_of[str(index)] = index
             except (RequestError, CapacityError, ConfigError) as error:
-                ordered.put(index, _failed(str(error)))
+                ordered.put(index, RequestOutput.refused(str(index), job.prompt, str(error)))
                 failed = True
     llm.expect_requests(len(index_of))
     streamed = _streams(args, jobs)
@@ -189,17 +189,6 @@ def _progress(args: argparse.Namespace, total: int) -> Iterator:
 
     with tqdm(total=total, unit="request", file=sys.stderr) as bar:
         yield lambda: bar.update(1)
-
-
-def _failed(error: str) -> RequestOutput:
-    return RequestOutput(
-        request_id="",
-        prompt=None,
-        prompt_token_ids=(),
-        outputs=(),
-        finished=True,
-        error=error,
-    )
 
 
 def _say(line: str) -> None:

@@ -58,6 +58,18 @@ class RequestOutput:
     error: str | None = None
     metrics: RequestMetrics | None = None
 
+    @classmethod
+    def refused(cls, request_id: str, prompt: object, error: str) -> RequestOutput:
+        """Of a request that never ran; its prompt is told where it is text."""
+        return cls(
+            request_id=request_id,
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=(),
+            outputs=(),
+            finished=True,
+            error=error,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:

@@ -129,6 +129,7 @@ def test_a_prompt_over_the_limit_fails_alone(capsys: pytest.CaptureFixture[str])
     assert main(argv) == 1
     found = lines(capsys.readouterr().out)
     assert found[0]["error"] is None and "got a prompt of" in found[1]["error"]
+    assert found[1]["prompt"] == "a" * 4000
 
 
 def test_bytes_that_are_no_text_err_alone(

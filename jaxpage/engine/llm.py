@@ -228,7 +228,7 @@ class LLM:
                 except (RequestError, CapacityError) as error:
                     if raise_on_error:
                         raise
-                    failed.append(_failure(request_id, prompt, error))
+                    failed.append(RequestOutput.refused(request_id, prompt, str(error)))
             yield from failed
             self.expect_requests(len(waiting))
             for output in self._steps():
@@ -283,16 +283,3 @@ def _as_params(params: Params | Seq[Params] | None, count: int) -> list[Params]:
 
 def _in_order(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
     return sorted(outputs, key=lambda output: int(output.request_id))
-
-
-def _failure(
-    request_id: str, prompt: Prompt | RequestError, error: RequestError | CapacityError
-) -> RequestOutput:
-    return RequestOutput(
-        request_id=request_id,
-        prompt=prompt if isinstance(prompt, str) else None,
-        prompt_token_ids=(),
-        outputs=(),
-        finished=True,
-        error=str(error),
-    )
