@@ -88,6 +88,8 @@ def test_jsonl_lines_come_in_input_order_and_a_bad_one_errs_alone(
         ["a", "-n", "2", "--temperature", "1"],
         ["a", "--best-of", "2", "--temperature", "1"],
         ["a", "--beam-width", "2"],
+        ["a", "--length-penalty", "2"],
+        ["a", "--early-stopping", "true"],
         ["a", "--logit-bias", "abc"],
         ["a", "--system", "be nice"],
         ["a", "--nonsense"],

@@ -54,6 +54,11 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """The options as keywords of LLM. Raises ConfigError for a feature of a later version."""
     if args.beam_width is not None:
         raise comes_later(f"--beam-width {args.beam_width} (beam search)", "sampling")
+    if args.length_penalty is not None or args.early_stopping is not None:
+        raise ConfigError(
+            "got --length-penalty or --early-stopping without --beam-width, wanted them for a beam "
+            "search; leave them out"
+        )
     names = (
         "dtype", "block_size", "num_blocks", "kv_memory", "max_model_len", "max_num_seqs",
         "max_num_batched_tokens", "preemption", "swap_blocks", "attention", "tensor_parallel_size",
@@ -87,8 +92,8 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     add("-n", type=int, default=1, help="completions a prompt")
     add("--best-of", type=int, help="draw this many, return the n likeliest")
     add("--beam-width", type=int)
-    add("--length-penalty", type=float, default=1.0)
-    add("--early-stopping", choices=("false", "true", "never"), default="false")
+    add("--length-penalty", type=float, help="of a beam search (1.0)")
+    add("--early-stopping", choices=("false", "true", "never"), help="of a beam search (false)")
     add("--stop", action="append", default=[], metavar="S", help="end before this text; repeatable")
     add("--stop-token-id", action="append", type=int, default=[], metavar="I")
     add("--ignore-eos", action="store_true")
