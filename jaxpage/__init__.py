@@ -31,8 +31,10 @@ _ROOMS = {
     "jaxpage.models.registry": ("build_model", "init_params"),
     "jaxpage.device.kv_cache": ("init_cache",),
     "jaxpage.device.inputs": ("prefill_input", "decode_input"),
+    "jaxpage.device.settings": ("sampling_input", "logit_edits", "draw_history"),
     "jaxpage.device.step": ("forward", "prefill", "decode"),
     "jaxpage.device.sampling": ("sample",),
+    "jaxpage.device.types": ("StepInput", "DrawInput", "SamplingInput", "StepOutput"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -48,9 +50,16 @@ if TYPE_CHECKING:
     from jaxpage.device.inputs import prefill_input as prefill_input
     from jaxpage.device.kv_cache import init_cache as init_cache
     from jaxpage.device.sampling import sample as sample
+    from jaxpage.device.settings import draw_history as draw_history
+    from jaxpage.device.settings import logit_edits as logit_edits
+    from jaxpage.device.settings import sampling_input as sampling_input
     from jaxpage.device.step import decode as decode
     from jaxpage.device.step import forward as forward
     from jaxpage.device.step import prefill as prefill
+    from jaxpage.device.types import DrawInput as DrawInput
+    from jaxpage.device.types import SamplingInput as SamplingInput
+    from jaxpage.device.types import StepInput as StepInput
+    from jaxpage.device.types import StepOutput as StepOutput
     from jaxpage.engine.engine import LLMEngine as LLMEngine
     from jaxpage.engine.llm import LLM as LLM
     from jaxpage.errors import CapacityError as CapacityError

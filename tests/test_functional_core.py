@@ -70,6 +70,27 @@ def test_prefill_and_decode_draw_what_forward_scores(
     assert again.token_ids.shape == (1,)
 
 
+def test_sample_draws_with_settings_of_its_own(
+    parts: tuple[jp.ModelConfig, dict[str, Any], Any],
+) -> None:
+    """Everything it takes is public: settings by constructors, a draw by its positions."""
+    config, params, tokenizer = parts
+    model, ids = jp.build_model(config), tokenizer.encode(PROMPT)
+    step = jp.prefill_input([ids], block_tables=[[1]], block_size=16)
+    cache = jp.init_cache(config, num_blocks=1, block_size=16)
+    _, logits = jp.forward(model, params, cache, step)
+    settings = jp.sampling_input(1, temperature=30.0, top_k=50, seed=3)
+    draw = jp.DrawInput(
+        hidden=logits, token_ids=step.tokens[-1:], positions=step.positions[-1:] + 1
+    )
+    drawn = jp.sample(logits, draw, settings)
+    _, prefilled = jp.prefill(model, params, cache, step, settings)
+    assert drawn.token_ids.tolist() == prefilled.token_ids.tolist() != [int(logits[0].argmax())]
+    edits = jp.logit_edits(1, config.vocab_size, allowed=[[7]])
+    only = jp.sample(logits, draw, jp.sampling_input(1, edits=edits))
+    assert only.token_ids.tolist() == [7]
+
+
 def test_gradients_flow_through_the_reference_attention(
     parts: tuple[jp.ModelConfig, dict[str, Any], Any],
 ) -> None:
@@ -89,9 +110,3 @@ def test_gradients_flow_through_the_reference_attention(
     assert all(np.isfinite(norms)) and min(norms) > 0, "every parameter has a part in the loss"
     trained = jax.tree.map(lambda leaf, slope: leaf - 0.01 * slope, params, gradient)
     assert float(loss(trained)) < float(before)
-
-
-def test_nothing_is_made_by_importing() -> None:
-    assert set(jp.__all__) <= set(dir(jp))
-    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
-        _ = jp.nonsense
