@@ -9,13 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from numbers import Integral, Real
+from typing import Any, Literal, cast
 
 from jaxpage.errors import RequestError
 
 MAX_LOGPROBS = 20
 """Most alternatives a request may ask for beside each token, as in vLLM."""
 MAX_SEED = 2**64 - 1
+_MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
+_COUNTS = (
+    "n", "best_of", "top_k", "max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs",
+)  # fmt: skip
+_NUMBERS = (
+    "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +80,11 @@ class SamplingParams:
                 raise _wrong("allowed_token_ids", (), "at least one id, or None to allow all")
         if self.logit_bias is not None:
             put(self, "logit_bias", _bias(self.logit_bias))
+        for name in (*_COUNTS, *_NUMBERS):
+            put(self, name, _plain(getattr(self, name)))
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise _wrong(name, getattr(self, name), "True or False")
         self._check_counts()
         self._check_numbers()
 
@@ -164,18 +178,30 @@ def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
 
 
 def _real(name: str, value: object, low: float, high: float) -> None:
+    """The device computes in float32, so what that can't hold is refused too."""
     if (
         not isinstance(value, (int, float))
         or isinstance(value, bool)
-        or not math.isfinite(value)
         or not low <= value <= high
+        or not -_MAX_FLOAT32 <= value <= _MAX_FLOAT32
     ):
         span = f"at least {low}" if high == math.inf else f"from {low} to {high}"
         raise _wrong(name, value, "a finite number" + ("" if low == -math.inf else f" {span}"))
 
 
+def _plain(value: object) -> object:
+    """Python's own number for one of NumPy's, which callers compute settings with."""
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if isinstance(value, Real) else value
+
+
 def _strings(name: str, value: str | Iterable[str] | None) -> tuple[str, ...]:
-    items = (value,) if isinstance(value, str) else tuple(value or ())
+    if value is not None and not isinstance(value, Iterable):
+        raise _wrong(name, value, "a string or a list of strings")
+    items = (value,) if isinstance(value, str) else () if value is None else tuple(value)
     for item in items:
         if not isinstance(item, str) or not item:
             raise _wrong(name, item, "non-empty strings")
@@ -183,16 +209,19 @@ def _strings(name: str, value: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def _ids(name: str, value: Iterable[int] | None) -> tuple[int, ...]:
-    items = tuple(value or ())
+    if value is not None and not isinstance(value, Iterable):
+        raise _wrong(name, value, "a list of token ids")
+    items = tuple(_plain(item) for item in (() if value is None else value))
     for item in items:
         _whole(name, item, 0)
-    return items
+    return cast("tuple[int, ...]", items)
 
 
 def _bias(value: Mapping[int, float]) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise _wrong("logit_bias", value, "a mapping of token id to a number")
-    for token_id, bias in value.items():
+    plain = {_plain(token_id): _plain(bias) for token_id, bias in value.items()}
+    for token_id, bias in plain.items():
         _whole("logit_bias id", token_id, 0)
         _real("logit_bias value", bias, -math.inf, math.inf)
-    return dict(value)
+    return cast("dict[int, float]", plain)

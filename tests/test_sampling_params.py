@@ -1,0 +1,54 @@
+"""Settings of a request: what is out of range, and numbers as callers have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxpage import RequestError, SamplingParams
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": 10**400},
+        {"temperature": 1e39},
+        {"temperature": np.float32("nan")},
+        {"repetition_penalty": 1e300},
+        {"logit_bias": {5: -1e300}},
+        {"ignore_eos": "false"},
+        {"detokenize": None},
+        {"skip_special_tokens": 1},
+        {"stop_token_ids": 5},
+        {"stop": 5},
+        {"seed": np.int64(-1)},
+        {"max_tokens": np.float32(1)},
+        {"allowed_token_ids": np.array([], np.int32)},
+    ],
+    ids=str,
+)
+def test_what_no_device_could_use_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=f"got {next(iter(wrong))}.*, wanted .*; change "):
+        SamplingParams(**wrong)
+
+
+def test_numbers_of_numpy_are_taken_for_what_they_are() -> None:
+    given = SamplingParams(
+        max_tokens=np.int64(5),  # type: ignore[arg-type]  # as a caller's arithmetic gives it
+        seed=np.uint64(2**64 - 1),  # type: ignore[arg-type]
+        temperature=np.float32(0.5),  # type: ignore[arg-type]
+        stop_token_ids=np.array([3, 4]),  # type: ignore[arg-type]
+        allowed_token_ids=np.array([7], np.int32),  # type: ignore[arg-type]
+        logit_bias={np.int32(7): np.float64(1.5)},  # type: ignore[dict-item]
+    )
+    assert given == SamplingParams(
+        max_tokens=5,
+        seed=2**64 - 1,
+        temperature=0.5,
+        stop_token_ids=(3, 4),
+        allowed_token_ids=(7,),
+        logit_bias={7: 1.5},
+    )
+    assert type(given.seed) is type(given.stop_token_ids[0]) is int
