@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from jaxpage.engine.requests import RequestFactory
 from jaxpage.engine.stats import Stopwatch
 from jaxpage.engine.tracking import LiveCompletion, LiveRequest
+from jaxpage.errors import RequestError
 from jaxpage.host.plan import Request, SequenceUpdate, StepPlan, StepResult
 from jaxpage.host.scheduler import Scheduler
 from jaxpage.outputs import EngineStats, RequestOutput
@@ -91,6 +92,11 @@ class LLMEngine:
             priority=priority,
             cache_salt=cache_salt,
         )
+        if request_id in self._live:  # also one that has ended and whose end is not told yet
+            raise RequestError(
+                f"got request id {request_id!r} again, wanted one that is not running; step until "
+                "it has finished, or give another id"
+            )
         self._scheduler.add(request)
         text = prompt if isinstance(prompt, str) else None
         completions = tuple(self._completion(request) for _ in range(request.params.n))

@@ -12,7 +12,7 @@ from jaxpage.config import EngineConfig, ModelConfig
 from jaxpage.engine import compile_cache
 from jaxpage.engine.engine import LLMEngine
 from jaxpage.engine.options import Options
-from jaxpage.engine.requests import RequestFactory
+from jaxpage.engine.requests import RequestFactory, check_prompts
 from jaxpage.engine.runner import Runner
 from jaxpage.engine.sizing import size_pool
 from jaxpage.errors import CapacityError, ConfigError, RequestError
@@ -198,6 +198,7 @@ class LLM:
         return render_chat(messages, self.tokenizer)
 
     def _check_idle(self) -> None:
+        self.runner.check_open()
         if self.engine.has_unfinished:
             raise ConfigError(
                 "got a new call while requests run, wanted an idle engine; finish or close the "
@@ -262,6 +263,7 @@ def _as_prompts(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
     """One prompt is a text or a list of ids; many are a list of those."""
     if isinstance(prompts, str):
         return [prompts]
+    check_prompts(prompts)
     items = list(prompts)
     if items and not any(isinstance(item, Iterable) for item in items):
         return [items]  # type: ignore[list-item]  # ids of one prompt

@@ -13,6 +13,10 @@ from jaxpage.errors import ConfigError
 from jaxpage.later import comes_later
 from jaxpage.sampling_params import MAX_SEED
 
+MOST = 2**31 - 1
+"""Most of anything that the device counts: its integers have 32 bits."""
+MOST_ROWS = 2**16
+"""Most sequences of a step, far more than any device decodes at once."""
 MOST_PREFILL_ROWS = 8
 """Prefill pads to its rows in every program, so few; short prompts beyond it take another step."""
 
@@ -47,10 +51,10 @@ class Options:
         _choice("preemption", self.preemption, ("auto", "recompute", "swap"))
         _choice("attention", self.attention, ("auto", "xla", "reference", "pallas"))
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
-            _whole(name, getattr(self, name), 1)
+            _whole(name, getattr(self, name), 1, MOST_ROWS if name == "max_num_seqs" else MOST)
         for name in ("num_blocks", "max_model_len"):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1)
+                _whole(name, getattr(self, name), 1, MOST)
         if self.enable_prefix_caching:
             raise comes_later("enable_prefix_caching=True", "False")
         if self.preemption == "swap" or self.swap_blocks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from numbers import Integral
 
@@ -70,6 +70,7 @@ class RequestFactory:
 
     def _encode(self, prompt: str | Seq[int]) -> tuple[int, ...]:
         if isinstance(prompt, str):
+            _check_text("a prompt", prompt)
             ids = tuple(self._text_tokenizer("a prompt of text").encode(prompt))
             if not ids:
                 raise RequestError(
@@ -77,7 +78,7 @@ class RequestFactory:
                     "least one token; write some text"
                 )
             return ids
-        if not isinstance(prompt, Iterable):
+        if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
             raise RequestError(f"got prompt={prompt!r}, wanted text or token ids; pass either")
         ids = tuple(prompt)
         for token_id in ids:
@@ -94,6 +95,7 @@ class RequestFactory:
         """Each word as it tokenises at the start of a text and after a space, as vLLM does."""
         found: dict[tuple[int, ...], None] = {}
         for word in words:
+            _check_text("a bad word", word)
             tokenizer = self._text_tokenizer("bad_words")
             for text in (word.lstrip(), " " + word.lstrip()):
                 ids = tuple(tokenizer.encode(text, add_special_tokens=False))
@@ -105,3 +107,23 @@ class RequestFactory:
         if self._tokenizer is None:
             raise RequestError(f"got {what} and no tokenizer, wanted token ids; pass a tokenizer")
         return self._tokenizer
+
+
+def check_prompts(prompts: object) -> None:
+    """RequestError for what would be taken for prompts and is none, as another engine's mapping."""
+    if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):
+        raise RequestError(
+            f"got prompts of type {type(prompts).__name__}, wanted text, token ids or a list of "
+            "either; pass the text or the ids themselves"
+        )
+
+
+def _check_text(what: str, text: str) -> None:
+    """Half a surrogate pair, from JSON or from bytes that are no UTF-8, is no text to encode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"got {what} with {text[error.start]!r} at character {error.start}, wanted Unicode "
+            "text; write the whole character"
+        ) from None

@@ -81,6 +81,7 @@ class Runner:
         Until it returns nothing has changed but the plan's own slots, which it would write again.
         """
         assert not plan.moves, "block moves need their program"
+        self.check_open()
         vector, shape = self._inputs.build(plan)
         program = self._forward_program(shape)
         self._cache, draw_input, hidden = program(
@@ -117,6 +118,11 @@ class Runner:
                 "build a new LLM for another model"
             )
         self.params = jax.device_put(params)
+
+    def check_open(self) -> None:
+        """ConfigError after `close`."""
+        if jax.tree.leaves(self._cache)[0].is_deleted():
+            raise ConfigError("got a call after close(), wanted an open LLM; build a new one")
 
     def close(self) -> None:
         """Frees the pool and the programs."""

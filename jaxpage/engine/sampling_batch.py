@@ -29,6 +29,7 @@ MAX_BAD_WORD_TOKENS = 16
 SHORT_HISTORY_TOKENS = 512
 """Most tokens of the shorter of two histories that samplers are compiled for: the longer is as
 long as the model, and most requests never get there."""
+_MAX_INT32 = 2**31 - 1
 REMEMBERED_BATCHES = 4
 """Batches whose settings stay on the device: decodes come back to theirs after a prefill."""
 
@@ -97,7 +98,7 @@ class SamplingBuilder:
                 edits.allowed[row] = _bit_mask(params.allowed_token_ids, words)
             if params.min_tokens:
                 edits.stop_ids[row, : len(draw.stop_token_ids)] = draw.stop_token_ids
-                edits.min_position[row] = draw.prompt_len + params.min_tokens
+                edits.min_position[row] = min(draw.prompt_len + params.min_tokens, _MAX_INT32)
         return edits
 
     def _histories(self, draws: tuple[Draw, ...], num_draws: int) -> History:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import jax
@@ -23,12 +24,14 @@ def parse_bytes(text: str | int) -> int:
     """Bytes of '2GiB', '512 MiB', '1e9' or a number; K, M, G, T are powers of 1024."""
     match = re.fullmatch(r"\s*([0-9.]+(?:[eE]\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text))
     try:
-        number = float(match[1]) if match else 0.0
+        number = float(match[1]) * _UNITS[match[2]] if match else 0.0
     except ValueError:
         number = 0.0
-    if match is None or number <= 0:
-        raise ConfigError(f"got kv_memory={text!r}, wanted a size such as 512MiB or 2GiB")
-    return int(number * _UNITS[match[2]])
+    if match is None or not 0 < number < math.inf:
+        raise ConfigError(
+            f"got kv_memory={text!r}, wanted a size such as 512MiB or 2GiB; change it"
+        )
+    return int(number)
 
 
 def size_pool(

@@ -30,6 +30,17 @@ def run(engine: StubEngine) -> dict[str, list[RequestOutput]]:
     return news
 
 
+def test_an_id_is_free_again_only_when_its_end_has_been_told() -> None:
+    engine = StubEngine()
+    engine.add("a", "abc")
+    assert engine.abort("a")
+    with pytest.raises(RequestError, match="got request id 'a' again"):
+        engine.add("a", "abc")
+    assert run(engine)["a"][-1].outputs[0].finish_reason == "abort"
+    engine.add("a", "abc")
+    assert run(engine)["a"][-1].outputs[0].text == said("abc", 12)
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_text_is_the_models_at_any_depth(depth: int) -> None:
     engine = StubEngine(depth=depth)

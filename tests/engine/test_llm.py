@@ -263,6 +263,8 @@ def test_what_is_given_is_never_passed_over(parts: dict[str, Any]) -> None:
         ({"seed": -1}, ConfigError),
         ({"seed": 1.5}, ConfigError),
         ({"seed": 2**64}, ConfigError),
+        ({"max_num_seqs": 10**20}, ConfigError),
+        ({"block_size": 10**400}, ConfigError),
     ],
     ids=str,
 )

@@ -86,6 +86,14 @@ def test_settings_stay_on_the_device_until_the_batch_changes(builder: SamplingBu
     assert other is not first and num_top == MAX_LOGPROBS
 
 
+def test_more_min_tokens_than_any_length_hold_the_ends_back_for_ever(
+    builder: SamplingBuilder,
+) -> None:
+    settings, _ = builder.build((draw(1, min_tokens=10**12, max_tokens=None),), 1)
+    assert settings.edits is not None
+    assert settings.edits.min_position.tolist() == [2**31 - 1]
+
+
 @pytest.mark.parametrize(
     "params",
     [

@@ -48,7 +48,9 @@ def test_sizes_are_read_as_people_write_them(text: str | int, wanted: int) -> No
     assert parse_bytes(text) == wanted
 
 
-@pytest.mark.parametrize("text", ["", "lots", "0", "-1GiB", "2 GiB each", "1.2.3", "GiB"])
+@pytest.mark.parametrize(
+    "text", ["", "lots", "0", "-1GiB", "2 GiB each", "1.2.3", "GiB", "1e400", "1e308T"]
+)
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="got kv_memory="):
         parse_bytes(text)

@@ -1,0 +1,37 @@
+"""Prompts as callers hand them over: what is no text and no ids is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxpage.config import ModelConfig
+from jaxpage.engine.requests import RequestFactory, check_prompts
+from jaxpage.errors import RequestError
+from jaxpage.sampling_params import SamplingParams
+from jaxpage.tokenizer import load_tokenizer
+from tests.tiny import MODEL_DIR
+
+CONFIG = ModelConfig(500, 64, 160, 3, 4, 2, 16, 512)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "named"),
+    [
+        ("caf\udce9", SamplingParams(), "a prompt with .* at character 3"),
+        ("ok", SamplingParams(bad_words=("\ud800",)), "a bad word with .* at character 0"),
+        (b"abc", SamplingParams(), "got prompt="),
+        ([1, 2.0], SamplingParams(), "got 2.0 among"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(
+    prompt: str | list[int], params: SamplingParams, named: str
+) -> None:
+    factory = RequestFactory(load_tokenizer(MODEL_DIR), CONFIG, num_token_ids=500, seed=0)
+    with pytest.raises(RequestError, match=named):
+        factory.build("a", prompt, params)
+
+
+@pytest.mark.parametrize("prompts", [{"prompt": "hi"}, b"hi", 5, None], ids=str)
+def test_what_is_no_list_of_prompts_is_refused(prompts: object) -> None:
+    with pytest.raises(RequestError, match="got prompts of type"):
+        check_prompts(prompts)
