@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import sys
@@ -31,6 +32,8 @@ DONE, SOME_FAILED, WRONG_CALL, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one call and returns its exit code."""
+    if sys.stderr is None:  # closed by the caller: nobody wants to know
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # as long as the process
     args = build_parser().parse_args(argv)
     try:
         jobs = _read_jobs(args)
@@ -41,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
         # What is still buffered has nowhere to go; keep the interpreter from trying at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except JaxpageError as error:
         _say(f"error: {error}")
         return WRONG_CALL
@@ -167,6 +172,10 @@ def _writer(args: argparse.Namespace, jobs: list[Job], file: TextIO) -> JsonlWri
 @contextlib.contextmanager
 def _open_output(name: str | None) -> Iterator[TextIO]:
     if name is None:
+        if sys.stdout is None:
+            raise ConfigError("got a closed standard output, wanted it open; or give -o FILE")
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack some characters
+            sys.stdout.reconfigure(errors="replace")
         yield sys.stdout
         return
     try:

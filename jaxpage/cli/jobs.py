@@ -68,6 +68,8 @@ def jobs_from_file(
 
 def _read(name: str) -> bytes:
     if name == "-":
+        if sys.stdin is None:
+            raise ConfigError("got --prompts - and no standard input, wanted prompts; pipe some in")
         return sys.stdin.buffer.read()
     if not name.endswith((".txt", ".jsonl")):
         raise ConfigError(f"got --prompts {name}, wanted a .txt or .jsonl file, or -; rename it")
@@ -109,8 +111,10 @@ def _job_from_json(text: str, sampling: Mapping[str, Any]) -> Job:
 def _parse_object(text: str) -> dict[str, Any]:
     try:
         item = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise RequestError(f"got a line that is not JSON ({error}), wanted an object") from None
+    except (ValueError, RecursionError) as error:  # ValueError: also a number of too many digits
+        raise RequestError(
+            f"got a line that is not JSON ({error}), wanted an object; mend the line"
+        ) from None
     if not isinstance(item, dict):
         raise RequestError(f"got JSON of type {type(item).__name__}, wanted an object in braces")
     return item

@@ -10,6 +10,8 @@ from jaxpage.config import DTYPES
 from jaxpage.errors import ConfigError
 from jaxpage.later import comes_later
 
+_LATER = "in a later version"
+
 
 class OneLineParser(argparse.ArgumentParser):
     """Wrong calls end with one line on stderr and exit code 2."""
@@ -73,42 +75,56 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
                        help="name, directory, .gguf file or Hub id (%(default)s)")  # fmt: skip
     group.add_argument("--dtype", default="auto", choices=("auto", *DTYPES),
                        help="auto: float32 on a CPU, bfloat16 on a GPU")  # fmt: skip
-    group.add_argument("--device", default="auto", choices=("auto", "cpu", "gpu"))
+    group.add_argument("--device", default="auto", choices=("auto", "cpu", "gpu"),
+                       help="auto: a GPU where there is one")  # fmt: skip
     group.add_argument("--prompts", metavar="FILE",
-                       help=".txt: a prompt a line; .jsonl: objects; -: stdin")  # fmt: skip
-    group.add_argument("--chat", action="store_true", help="wrap PROMPT in the chat template")
+                       help=".txt: a prompt a line; .jsonl: an object a line; -: either, "
+                       "from stdin")  # fmt: skip
+    group.add_argument("--chat", action="store_true",
+                       help="wrap PROMPT, or lines of text, in the model's chat template")  # fmt: skip
     group.add_argument("--system", metavar="S", help="system message, with --chat")
 
 
 def _add_sampling(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--max-tokens", type=int, default=128)
-    add("--min-tokens", type=int, default=0)
-    add("--temperature", type=float, default=0.0, help="0: greedy (default)")
-    add("--top-p", type=float, default=1.0)
-    add("--top-k", type=int, default=0, help="0 or -1: off (default)")
-    add("--min-p", type=float, default=0.0)
-    add("--seed", type=int)
-    add("-n", type=int, default=1, help="completions a prompt")
-    add("--best-of", type=int, help="draw this many, return the n likeliest")
-    add("--beam-width", type=int)
-    add("--length-penalty", type=float, help="of a beam search (1.0)")
-    add("--early-stopping", choices=("false", "true", "never"), help="of a beam search (false)")
+    add("--max-tokens", type=int, default=128, metavar="N", help="most tokens to write (128)")
+    add("--min-tokens", type=int, default=0, metavar="N", help="no end before this many (0)")
+    add("--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default)")
+    add("--top-p", type=float, default=1.0, metavar="P",
+        help="draw from the likeliest that sum to P (1.0: all)")  # fmt: skip
+    add("--top-k", type=int, default=0, metavar="K", help="0 or -1: off (default)")
+    add("--min-p", type=float, default=0.0, metavar="P",
+        help="draw from those of at least P times the likeliest (0.0: all)")  # fmt: skip
+    add("--seed", type=int, metavar="S", help="draw the same every time (without: anew)")
+    add("-n", type=int, default=1, metavar="N", help=f"completions a prompt (1; more {_LATER})")
+    add("--best-of", type=int, metavar="N",
+        help=f"draw this many, return the n likeliest ({_LATER})")  # fmt: skip
+    add("--beam-width", type=int, metavar="N", help=f"beam search ({_LATER})")
+    add("--length-penalty", type=float, metavar="X", help=f"of a beam search ({_LATER})")
+    add("--early-stopping", choices=("false", "true", "never"),
+        help=f"of a beam search ({_LATER})")  # fmt: skip
     add("--stop", action="append", default=[], metavar="S", help="end before this text; repeatable")
-    add("--stop-token-id", action="append", type=int, default=[], metavar="I")
-    add("--ignore-eos", action="store_true")
-    add("--presence-penalty", type=float, default=0.0)
-    add("--frequency-penalty", type=float, default=0.0)
-    add("--repetition-penalty", type=float, default=1.0)
-    add("--logit-bias", action="append", default=[], metavar="ID=V")
-    add("--logprobs", type=int, metavar="K")
-    add("--prompt-logprobs", type=int, metavar="K")
+    add("--stop-token-id", action="append", type=int, default=[], metavar="I",
+        help="end with this token; repeatable")  # fmt: skip
+    add("--ignore-eos", action="store_true", help="go on after the model's end of text")
+    add("--presence-penalty", type=float, default=0.0, metavar="X",
+        help="taken off the logit of every token in the output so far (0.0)")  # fmt: skip
+    add("--frequency-penalty", type=float, default=0.0, metavar="X",
+        help="the same, times how often it is there (0.0)")  # fmt: skip
+    add("--repetition-penalty", type=float, default=1.0, metavar="X",
+        help="above 1.0: tokens of prompt and output get unlikelier (1.0)")  # fmt: skip
+    add("--logit-bias", action="append", default=[], metavar="ID=V",
+        help="add V to a token's logit; repeatable")  # fmt: skip
+    add("--logprobs", type=int, metavar="K",
+        help="log-probabilities of each token and of the K likeliest, with jsonl")  # fmt: skip
+    add("--prompt-logprobs", type=int, metavar="K", help="the same for the prompt's tokens")
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--format", choices=("text", "jsonl"), default="text")
-    add("-o", "--output", metavar="FILE")
+    add("--format", choices=("text", "jsonl"), default="text",
+        help="text alone (default), or an object a prompt")  # fmt: skip
+    add("-o", "--output", metavar="FILE", help="write results here, not to stdout")
     add("--no-stream", action="store_true", help="print a completion only when it is whole")
     add("--quiet", action="store_true", help="no progress on stderr")
     add("--stats", action="store_true", help="print the engine's counters on stderr as JSON")
@@ -116,17 +132,23 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 
 def _add_engine(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--block-size", type=int, default=16, help="tokens a KV block (%(default)s)")
-    add("--num-blocks", type=int, metavar="N", help="blocks in the pool")
+    add("--block-size", type=int, default=16, metavar="N", help="tokens a KV block (%(default)s)")
+    add("--num-blocks", type=int, metavar="N", help="blocks in the pool (what memory allows)")
     add("--kv-memory", metavar="SIZE", help="or its size, as 2GiB")
-    add("--max-model-len", type=int, metavar="L")
-    add("--max-num-seqs", type=int, default=64)
-    add("--max-num-batched-tokens", type=int, default=2048)
-    add("--no-prefix-caching", action="store_true")
-    add("--preemption", choices=("auto", "recompute", "swap"), default="auto")
-    add("--swap-blocks", type=int, default=0, metavar="N")
-    add("--attention", choices=("auto", "xla", "reference", "pallas"), default="auto")
-    add("--tensor-parallel-size", type=int, default=1)
+    add("--max-model-len", type=int, metavar="N",
+        help="most tokens of a prompt and its completion (the model's)")  # fmt: skip
+    add("--max-num-seqs", type=int, default=64, metavar="N",
+        help="most sequences to run at once (%(default)s)")  # fmt: skip
+    add("--max-num-batched-tokens", type=int, default=2048, metavar="N",
+        help="most prompt tokens a step (%(default)s)")  # fmt: skip
+    add("--no-prefix-caching", action="store_true", help=f"as now (sharing {_LATER})")
+    add("--preemption", choices=("auto", "recompute", "swap"), default="auto",
+        help=f"auto: recompute (swap {_LATER})")  # fmt: skip
+    add("--swap-blocks", type=int, default=0, metavar="N", help=f"blocks in host memory ({_LATER})")
+    add("--attention", choices=("auto", "xla", "reference", "pallas"), default="auto",
+        help=f"auto: xla (pallas {_LATER})")  # fmt: skip
+    add("--tensor-parallel-size", type=int, default=1, metavar="N",
+        help=f"GPUs to split a model over (1; more {_LATER})")  # fmt: skip
 
 
 def _parse_bias(text: str) -> tuple[int, float]:

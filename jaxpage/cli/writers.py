@@ -23,6 +23,7 @@ class JsonlWriter:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
+        self._encoding = file.encoding or "utf-8"  # that of a StringIO is None
 
     def write(self, index: int, output: RequestOutput) -> None:
         record = {
@@ -34,7 +35,12 @@ class JsonlWriter:
             "num_cached_tokens": output.num_cached_tokens,
             "error": output.error,
         }
-        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        line = json.dumps(record, ensure_ascii=False)
+        try:
+            line.encode(self._encoding)
+        except UnicodeEncodeError:  # a narrow terminal, or a refused prompt that is no Unicode
+            line = json.dumps(record)
+        self._file.write(line + "\n")
         self._file.flush()
 
 
