@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxpage.errors import CheckpointError
+
+MOST_LAYERS = 10_000
+_MAX_FLOAT = sys.float_info.max
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -47,11 +50,11 @@ class Fields:
         """True when the key is there and not null."""
         return self.values.get(key) is not None
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1."""
+    def integer(self, key: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
+        """A whole number of at least 1; more than `most` could only hang what builds from it."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.wrong(key, value, "a whole number of at least 1")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise self.wrong(key, value, f"a whole number from 1 to {most}")
         return value
 
     def token_id(self, key: str, default: int | None = None) -> int | None:
@@ -76,7 +79,7 @@ class Fields:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(key, value, "a number above 0")
-        if not math.isfinite(value) or value <= 0:
+        if not 0 < value < _MAX_FLOAT:
             raise self.wrong(key, value, "a number above 0")
         return float(value)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.fields import Fields, words
+from convert.fields import MOST_LAYERS, Fields, words
 from convert.gguf_io import GgufFile
 from convert.hf_config import head_dim
 from jaxpage.config import ModelConfig, RopeScaling
@@ -87,7 +87,7 @@ def _config(fields: Fields, file: GgufFile) -> ModelConfig:
         vocab_size=_vocab_size(fields, file),
         hidden_size=hidden_size,
         intermediate_size=fields.integer("feed_forward_length"),
-        num_layers=fields.integer("block_count"),
+        num_layers=fields.integer("block_count", most=MOST_LAYERS),
         num_heads=num_heads,
         num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
         head_dim=size,

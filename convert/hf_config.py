@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from convert.fields import Fields, read_json, words
+from convert.fields import MOST_LAYERS, Fields, read_json, words
 from jaxpage.config import DTYPES, DType, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
 
@@ -85,7 +85,7 @@ def parse_hf_config(values: dict[str, Any], generation: dict[str, Any], source: 
             vocab_size=fields.integer("vocab_size"),
             hidden_size=hidden_size,
             intermediate_size=fields.integer("intermediate_size"),
-            num_layers=fields.integer("num_hidden_layers"),
+            num_layers=fields.integer("num_hidden_layers", most=MOST_LAYERS),
             num_heads=num_heads,
             num_kv_heads=fields.integer("num_key_value_heads", 8 if is_mistral else num_heads),
             head_dim=head_dim(fields, "head_dim", hidden_size, num_heads),

@@ -21,10 +21,17 @@ _IGNORED = ["original/*", "onnx/*", "consolidated*"]
 
 def locate(name_or_path: str | Path) -> Path:
     """The path of a model's files; CheckpointError for a name that is nothing known."""
-    path = Path(name_or_path).expanduser()
     name = str(name_or_path)
-    if path.exists():
-        return path
+    try:
+        path = Path(name_or_path).expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(
+            f"got model {name[:60]!r}, which can't be looked up ({reason}), wanted a path, "
+            f"{DEFAULT_MODEL} or a Hub id like org/name; check the spelling"
+        ) from None
     if name == DEFAULT_MODEL:
         return _packaged_model() or _download(_DEFAULT_HUB_ID)
     if _is_hub_id(name):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convert.fields import Fields, read_json, words
+from convert.fields import MOST_LAYERS, Fields, read_json, words
 from convert.hf_config import head_dim
 from convert.tensors import Tensor
 from jaxpage.config import ModelConfig, RopeScaling
@@ -52,7 +52,7 @@ def parse_meta_config(fields: Fields, tensors: Mapping[str, Tensor]) -> ModelCon
             vocab_size=embedding.shape[0],
             hidden_size=hidden_size,
             intermediate_size=_intermediate_size(fields),
-            num_layers=fields.integer("n_layers"),
+            num_layers=fields.integer("n_layers", most=MOST_LAYERS),
             num_heads=num_heads,
             num_kv_heads=fields.integer("n_kv_heads", num_heads),
             head_dim=head_dim(fields, "head_dim", hidden_size, num_heads),

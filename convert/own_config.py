@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from convert.fields import Fields, read_json
+from convert.fields import MOST_LAYERS, Fields, read_json
 from convert.hf_config import read_dtype
 from jaxpage.config import ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
@@ -50,7 +50,7 @@ def _parse(found: Fields) -> ModelConfig:
         vocab_size=found.integer("vocab_size"),
         hidden_size=found.integer("hidden_size"),
         intermediate_size=found.integer("intermediate_size"),
-        num_layers=found.integer("num_layers"),
+        num_layers=found.integer("num_layers", most=MOST_LAYERS),
         num_heads=found.integer("num_heads"),
         num_kv_heads=found.integer("num_kv_heads"),
         head_dim=found.integer("head_dim"),

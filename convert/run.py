@@ -43,9 +43,10 @@ def convert(
     destination that may not be written, CapacityError when the disk is too small.
     """
     path = locate(source)
-    if destination.exists() and path.resolve() == destination.resolve():
+    if destination.exists() and path.resolve().is_relative_to(destination.resolve()):
+        # a destination is replaced whole, and the source would go with it
         raise CheckpointError(
-            f"got {destination} as source and destination, wanted two places; choose another"
+            f"got source {path} in the destination {destination}, wanted two places; choose another"
         )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

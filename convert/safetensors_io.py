@@ -38,12 +38,13 @@ def shard_files(directory: Path, index_name: str, single_name: str) -> list[Path
     if not index.exists():
         return [directory / single_name]
     weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+    files = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    if not files or not all(isinstance(name, str) for name in files):
         raise CheckpointError(
             f"got {index} without a weight_map, wanted tensor names and their files; "
             "download it again"
         )
-    paths = [directory / Path(str(name)).name for name in sorted(set(weight_map.values()))]
+    paths = [directory / Path(name).name for name in sorted(set(files))]
     for path in paths:
         if not path.exists():
             raise CheckpointError(
@@ -90,7 +91,14 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         }
     except CheckpointError:
         raise
-    except (struct.error, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (
+        struct.error,
+        ValueError,
+        LookupError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise CheckpointError(
             f"got a damaged safetensors header in {path} ({error}), wanted a whole file; "
             "download it again"

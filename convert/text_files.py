@@ -13,6 +13,7 @@ from pathlib import Path
 from convert.fields import read_json
 from convert.hf_config import write_generation_config
 from convert.model import StoredModel
+from jaxpage.errors import CheckpointError
 from jaxpage.tokenizer import Tokenizer, load_tokenizer, save_tokenizer, tokenizer_from_gguf
 
 _GENERATION_NAME = "generation_config.json"
@@ -43,8 +44,17 @@ def write_text_files(model: StoredModel, destination: Path) -> list[str]:
     merged = json.dumps(kept | write_generation_config(model.config), indent=2)
     path.write_text(merged + "\n", encoding="utf-8")
     if any((destination / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
-        return []
+        return _fault_of_tokenizer(destination)
     return [f"{model.path} has no tokenizer; only token ids can be used"]
+
+
+def _fault_of_tokenizer(directory: Path) -> list[str]:
+    """What to warn of, told now rather than at the first load."""
+    try:
+        load_tokenizer(directory)
+    except CheckpointError as error:
+        return [f"the tokenizer that was copied can't be used: {error}"]
+    return []
 
 
 def _foreign_tokenizer(model: StoredModel) -> Tokenizer | None:

@@ -204,6 +204,7 @@ def test_the_space_before_a_part_follows_legacy(tmp_path: Path) -> None:
         ({"tokenizer.model": b"IQ== 0\nIg== 1\n"}, "lacks the bytes [0, 1, 2"),
         ({"tokenizer.json": backend_json(), "tokenizer_config.json": "{"}, "that is no JSON"),
         ({"tokenizer.json": backend_json(), "tokenizer_config.json": "[]"}, "with a list"),
+        ({"tokenizer.json": backend_json(), "tokenizer_config.json": "[" * 99999}, "is no JSON"),
         ({"tokenizer.json": backend_json(), "config.json": b"\xff"}, "that is no UTF-8"),
         ({"tokenizer.json": backend_json(), "chat_template.jinja": b"\xff"}, "that is no UTF-8"),
         (

@@ -195,7 +195,7 @@ def _read_json(path: Path) -> Json:
         return {}
     try:
         value = json.loads(_read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(
             f"got {path} that is no JSON ({error}), wanted a whole file; download it again"
         ) from error

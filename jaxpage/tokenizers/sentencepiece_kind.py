@@ -116,7 +116,7 @@ def processor_of(model: bytes) -> sentencepiece.SentencePieceProcessor:
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(model)
-    except RuntimeError as error:
+    except (RuntimeError, UnicodeDecodeError) as error:  # the latter: its message quotes bytes
         raise CheckpointError(
             f"got a sentencepiece model that can't be read ({error}), wanted a whole one; "
             "download tokenizer.model again"

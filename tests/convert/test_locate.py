@@ -66,6 +66,13 @@ def test_other_names_never_ask_the_hub(name: str, hub: Hub, tmp_path: Path) -> N
     assert not hub.asked
 
 
+@pytest.mark.parametrize("name", ["x" * 5000, "~nobody-of-this-name/model"])
+def test_what_no_file_system_can_look_up_is_refused(name: str, hub: Hub) -> None:
+    with pytest.raises(CheckpointError, match="which can't be looked up"):
+        locate(name)
+    assert not hub.asked
+
+
 def test_an_unreachable_hub_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> str:
         raise LocalEntryNotFoundError("Cannot reach it.\nCheck your connection.")

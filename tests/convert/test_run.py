@@ -150,6 +150,19 @@ def test_source_and_destination_differ(source: Path) -> None:
         convert(source, source, overwrite=True)
 
 
+def test_a_source_inside_its_destination_is_not_replaced_with_it(source: Path) -> None:
+    inner = write_hf(variant("gqa"), source / "inner")
+    with pytest.raises(CheckpointError, match="two places"):
+        convert(inner, source, overwrite=True)
+    assert inner.is_dir()
+
+
+def test_a_tokenizer_that_does_not_load_is_told_at_once(source: Path, tmp_path: Path) -> None:
+    (source / "tokenizer.model").write_bytes(b"junk")
+    [said] = convert(source, tmp_path / "out")
+    assert said.startswith("the tokenizer that was copied can't be used: got ")
+
+
 def test_a_full_disk_is_refused_before_writing(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

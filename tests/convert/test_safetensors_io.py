@@ -87,6 +87,7 @@ def raw(header: Any, data: bytes = b"") -> bytes:
         raw({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, b"1234"),
         raw({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, b"1234"),
         raw({"a": {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]}}, b"1234"),
+        raw({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, float("inf")]}}, b"1234"),
     ],
 )
 def test_damaged_files_are_refused_in_one_line(content: bytes, tmp_path: Path) -> None:
@@ -128,6 +129,7 @@ def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
     [
         ("nonsense", "not JSON"),
         ("{}", "weight_map"),
+        ('{"weight_map": {"a": ["x"]}}', "weight_map"),
         ('{"weight_map": {"a": "lost.safetensors"}}', r"lost\.safetensors"),
     ],
 )
