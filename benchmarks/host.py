@@ -48,9 +48,14 @@ class StubDevice:
         while (left := ticket.ready_s - time.perf_counter()) > 0:
             if left > 1e-3:
                 time.sleep(left - 5e-4)
-        count = len(ticket.plan.draws)
-        return StepResult(ticket.plan.step_id, [7] * count, [-1.0] * count, [-1.0] * count,
-                          ((),) * count)  # fmt: skip
+        return answer(ticket.plan)
+
+
+def answer(plan: StepPlan) -> StepResult:
+    """Token 7, whatever was asked."""
+    count = len(plan.draws)
+    logprobs = [-1.0] * count
+    return StepResult(plan.step_id, [7] * count, logprobs, logprobs, ((),) * count)
 
 
 def setting(rows: int, steps: int) -> tuple[EngineConfig, CacheConfig]:
@@ -73,10 +78,7 @@ def host_step_seconds(rows: int, steps: int) -> list[float]:
         plan = scheduler.schedule()
         assert plan is not None
         builder.build(plan)
-        count = len(plan.draws)
-        result = StepResult(plan.step_id, [7] * count, [-1.0] * count, [-1.0] * count,
-                            ((),) * count)  # fmt: skip
-        scheduler.update(plan, result)
+        scheduler.update(plan, answer(plan))
         scheduler.take_updates()
         if len(plan.rows) == rows and plan.is_decode:
             found.append(time.perf_counter() - start)

@@ -96,26 +96,11 @@ def measure(
     rounds: int,
 ) -> dict[str, Any]:
     """Tokens per second of every engine at every job, with spread."""
-    output_tokens = sum(item.output_tokens for item in items)
-
-    def jobs(engine: Any) -> dict[str, Callable[[], float]]:
-        def stream(size: int, new_tokens: int) -> float:
-            return new_tokens / engine.stream(size, new_tokens)
-
-        found: dict[str, Callable[[], float]] = {
-            "batch": lambda: output_tokens / timed(lambda: engine.batch(items)),
-            f"prefill {prefill_tokens}": lambda: (
-                prefill_tokens / timed(lambda: engine.prefill(prefill_tokens))
-            ),
-        }
-        for size, new_tokens in streams.items():
-            found[f"stream at {size}"] = lambda s=size, n=new_tokens: stream(s, n)
-        return found
-
+    jobs = {name: _jobs(engine, items, streams, prefill_tokens) for name, engine in engines.items()}
     table: dict[str, dict[str, Spread]] = {}
     stats: dict[str, Any] = {}
-    for job in jobs(engines["jaxpage"]):
-        runs = {name: jobs(engine)[job] for name, engine in engines.items()}
+    for job in jobs["jaxpage"]:
+        runs = {name: found[job] for name, found in jobs.items()}
         runs["jaxpage"]()  # compiles
         gc.collect()
         table[job] = interleave(runs, rounds=rounds)
@@ -123,7 +108,7 @@ def measure(
     return {
         "requests": len(items),
         "prompt_tokens": sum(item.prompt_tokens for item in items),
-        "output_tokens": output_tokens,
+        "output_tokens": sum(item.output_tokens for item in items),
         "rounds": rounds,
         "stats": stats,
         "tokens_per_second": {
@@ -148,6 +133,24 @@ def print_table(record: dict[str, Any]) -> None:
     for line in record["floors"]["lines"]:
         print("-", line)
     print("\nThe engine over the batches:", record["stats"])
+
+
+def _jobs(
+    engine: Any, items: list[Item], streams: dict[int, int], prefill_tokens: int
+) -> dict[str, Callable[[], float]]:
+    """What one engine is measured at, batches first; each call is a run, in tokens per second."""
+    output_tokens = sum(item.output_tokens for item in items)
+
+    def stream(size: int) -> Callable[[], float]:
+        return lambda: streams[size] / engine.stream(size, streams[size])
+
+    return {
+        "batch": lambda: output_tokens / timed(lambda: engine.batch(items)),
+        f"prefill {prefill_tokens}": lambda: (
+            prefill_tokens / timed(lambda: engine.prefill(prefill_tokens))
+        ),
+        **{f"stream at {size}": stream(size) for size in streams},
+    }
 
 
 def _forced(num_tokens: int) -> SamplingParams:
