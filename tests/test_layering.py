@@ -173,9 +173,7 @@ def _forbidden(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, "reaches into jax._src"
             case ast.Attribute(attr="environ" | "getenv" | "putenv") if id(node) not in allowed:
                 yield node.lineno, "reads or sets an environment variable"
-            case ast.ImportFrom(module="os") if {"environ", "getenv"} & {
-                a.name for a in node.names
-            }:
+            case ast.ImportFrom(module="os", names=names) if _takes_environ(names):
                 yield node.lineno, "takes environ out of os, where this test cannot follow it"
             case ast.Attribute(value=ast.Name("pickle"), attr=name) if name != "UnpicklingError":
                 yield node.lineno, f"uses pickle.{name}"
