@@ -51,7 +51,6 @@ class Sequence:
     token_ids: list[int]
     """What the host knows: the prompt, then output that has been read."""
     prompt_len: int
-    seed: int
     sample_index: int
     max_len: int
     """Tokens, prompt included, at which it ends by length."""
@@ -123,7 +122,6 @@ def new_sequence(request: Request, seq_id: int, max_len: int) -> Sequence:
         group=group,
         token_ids=list(request.prompt_token_ids),
         prompt_len=prompt_len,
-        seed=request.seed,
         sample_index=sample_index,
         max_len=max_len,
         draw=draw,
