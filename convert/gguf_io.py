@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.tensors import Tensor
+from convert.tensors import Tensor, map_file
 from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
 from jaxpage.tokenizers.gguf_metadata import GGUF_MAGIC, GgufReader
@@ -51,13 +51,7 @@ def is_gguf(path: Path) -> bool:
 
 def read_gguf(path: Path) -> GgufFile:
     """Parse header and tensor table; CheckpointError for anything that isn't a whole GGUF file."""
-    try:
-        with path.open("rb") as file:
-            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"got {path}, wanted a readable GGUF file ({error}); check the path"
-        ) from None
+    buffer = map_file(path, "GGUF")
     try:
         return _parse(path, buffer)
     except (struct.error, UnicodeDecodeError, KeyError, ValueError, OverflowError) as error:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convert.fields import read_json
-from convert.tensors import Tensor
+from convert.tensors import Tensor, map_file
 from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
 
@@ -69,13 +69,7 @@ def read_safetensors(paths: Iterable[Path]) -> dict[str, Tensor]:
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
-    try:
-        with path.open("rb") as file:
-            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"got {path}, wanted a readable safetensors file ({error}); check the path"
-        ) from None
+    buffer = map_file(path, "safetensors")
     try:
         (header_bytes,) = struct.unpack_from("<Q", buffer)
         start = 8 + header_bytes

@@ -1,14 +1,20 @@
-"""One stored tensor, whatever file it lies in: what is known before reading, and how to read it."""
+"""One stored tensor, whatever file it lies in: what is known before reading, and how to read it.
+
+Files are mapped, so that nothing is read before it is asked for.
+"""
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from jaxpage.config import DType
+from jaxpage.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +31,14 @@ class Tensor:
     num_bytes: int
     """Bytes in the file."""
     read: Callable[[], NDArray[Any]]
+
+
+def map_file(path: Path, kind: str) -> mmap.mmap:
+    """The bytes of a file, mapped read-only; CheckpointError where that can't be, as when empty."""
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"got {path}, wanted a readable {kind} file ({error}); check the path"
+        ) from None
