@@ -48,7 +48,9 @@ def load_weights(
 ) -> tuple[ModelConfig, dict[str, Any]]:
     """Config and parameters alone, as for `load`."""
     if dtype not in (*DTYPES, "auto"):
-        raise ConfigError(f"got dtype {dtype!r}, wanted auto or one of {', '.join(DTYPES)}")
+        raise ConfigError(
+            f"got dtype {dtype!r}, wanted auto or one of {', '.join(DTYPES)}; choose one"
+        )
     path = locate(name_or_path)
     if detect(path) == "converted":
         return _load_converted(path, dtype)

@@ -81,7 +81,9 @@ class CacheConfig:
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"got {name}={getattr(self, name)}, wanted at least 1")
+                raise ConfigError(
+                    f"got {name}={getattr(self, name)}, wanted at least 1; raise {name}"
+                )
 
     @property
     def num_slots(self) -> int:
@@ -110,4 +112,6 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_prefill_rows"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"got {name}={getattr(self, name)}, wanted at least 1")
+                raise ConfigError(
+                    f"got {name}={getattr(self, name)}, wanted at least 1; raise {name}"
+                )

@@ -86,7 +86,9 @@ def _job_from_json(text: str, sampling: Mapping[str, Any]) -> Job:
     item = _parse_object(text)
     prompt, messages = item.pop("prompt", None), item.pop("messages", None)
     if (prompt is None) == (messages is None):
-        raise RequestError("got an object without exactly one of prompt and messages; give one")
+        raise RequestError(
+            "got an object with both or neither of prompt and messages, wanted one; give one"
+        )
     unknown = sorted(set(item) - _FIELDS)
     if unknown:
         raise RequestError(
@@ -101,10 +103,10 @@ def _job_from_json(text: str, sampling: Mapping[str, Any]) -> Job:
     params = SamplingParams(**{**sampling, **item})
     if messages is None:
         if not isinstance(prompt, str | list):
-            raise RequestError(f"got prompt={prompt!r}, wanted text or a list of token ids")
+            raise RequestError(f"got prompt={prompt!r}, wanted text or token ids; give either")
         return Job(prompt=tuple(prompt) if isinstance(prompt, list) else prompt, params=params)
     if not isinstance(messages, list):
-        raise RequestError(f"got messages={messages!r}, wanted a list of role and content")
+        raise RequestError(f"got messages={messages!r}, wanted a list; give role and content")
     return Job(messages=tuple(cast("list[Mapping[str, Any]]", messages)), params=params)
 
 
@@ -116,7 +118,7 @@ def _parse_object(text: str) -> dict[str, Any]:
             f"got a line that is not JSON ({error}), wanted an object; mend the line"
         ) from None
     if not isinstance(item, dict):
-        raise RequestError(f"got JSON of type {type(item).__name__}, wanted an object in braces")
+        raise RequestError(f"got JSON of type {type(item).__name__}, wanted an object; use braces")
     return item
 
 
@@ -127,4 +129,4 @@ def _bias(value: Any) -> Any:
     try:
         return {int(key): bias for key, bias in value.items()}
     except ValueError:
-        raise RequestError(f"got logit_bias={value!r}, wanted token ids as keys") from None
+        raise RequestError(f"got logit_bias={value!r}, wanted ids as keys; mend it") from None

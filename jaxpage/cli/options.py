@@ -157,5 +157,5 @@ def _parse_bias(text: str) -> tuple[int, float]:
         return int(token_id), float(value)
     except ValueError:
         raise ConfigError(
-            f"got --logit-bias {text!r}, wanted ID=V with a token id and a number, as 42=-100"
+            f"got --logit-bias {text!r}, wanted a token id and a number; write it as 42=-100"
         ) from None

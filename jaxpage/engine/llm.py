@@ -278,7 +278,8 @@ def _as_params(params: Params | Seq[Params] | None, count: int) -> list[Params]:
     items = list(params)
     if len(items) != count:
         raise ConfigError(
-            f"got {len(items)} sampling params for {count} prompts, wanted one or one each"
+            f"got {len(items)} sampling params for {count} prompts, wanted one or one each; "
+            "give as many as prompts"
         )
     return items
 

@@ -18,7 +18,8 @@ def check_request(request: Request, config: EngineConfig, cache: CacheConfig) ->
         )
     if request.priority != 0:
         raise ConfigError(
-            f"got priority={request.priority}, wanted 0: priorities come with a later version"
+            f"got priority={request.priority}, wanted 0: priorities come with a later version; "
+            "leave it out"
         )
     num_prompt = len(request.prompt_token_ids)
     if not num_prompt:
