@@ -82,7 +82,7 @@ def _load(path: Path) -> dict[str, Any]:
     except ModuleNotFoundError:
         raise CheckpointError(
             f"got the PyTorch file {path} and no torch, wanted torch to read it; "
-            "run pip install torch, or use safetensors"
+            'run pip install "jaxpage[torch]" or use safetensors'
         ) from None
     try:
         # Files from before PyTorch 1.6 are no zip archives and cannot be mapped.
