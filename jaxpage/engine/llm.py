@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, NoReturn
@@ -123,17 +123,20 @@ class LLM:
         sampling_params: Params | Seq[Params] | None = None,
         *,
         raise_on_error: bool = False,
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """As `generate`, but yields each finished output as soon as it is there.
 
-        Closing the iterator aborts what is unfinished. `request_id` tells the order of input.
+        Closing the generator aborts what is unfinished. `request_id` tells the order of input.
         """
         yield from self._complete(_as_prompts(prompts), sampling_params, raise_on_error)
 
     def stream(
         self, prompt: Prompt, sampling_params: Params | None = None
-    ) -> Iterator[RequestOutput]:
-        """Yields the request so far after every step; its text only ever grows."""
+    ) -> Generator[RequestOutput, None, None]:
+        """Yields the request so far after every step; its text only ever grows.
+
+        Closing the generator aborts the request.
+        """
         self._check_idle()
         request_id = self._take_id()
         self.engine.add_request(request_id, prompt, sampling_params)
