@@ -23,23 +23,8 @@ _INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Convert as the arguments say; returns the exit code: 0, 2 for a mistake, 130 for Ctrl-C."""
     options = _parser().parse_args(arguments)
-    # Reading the arguments and --help need none of what this loads.
-    from tqdm import tqdm
-
-    from convert.run import Leaves, convert
-
-    def progress(leaves: Leaves, total: int) -> Leaves:
-        return tqdm(leaves, total=total, unit="tensor", file=sys.stderr, leave=False)
-
     try:
-        messages = convert(
-            options.source,
-            options.destination,
-            dtype=options.dtype,
-            to=options.to,
-            overwrite=options.overwrite,
-            progress=progress,
-        )
+        messages = _convert(options)
     except JaxpageError as error:
         return _fail(str(error))
     except OSError as error:
@@ -55,6 +40,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"warning: {message}", file=sys.stderr)
     print(f"wrote {options.destination}", file=sys.stderr)
     return 0
+
+
+def _convert(options: argparse.Namespace) -> list[str]:
+    """The conversion; what it loads takes a second that --help and mistakes don't need."""
+    from tqdm import tqdm
+
+    from convert.run import Leaves, convert
+
+    def progress(leaves: Leaves, total: int) -> Leaves:
+        return tqdm(leaves, total=total, unit="tensor", file=sys.stderr, leave=False)
+
+    return convert(
+        options.source,
+        options.destination,
+        dtype=options.dtype,
+        to=options.to,
+        overwrite=options.overwrite,
+        progress=progress,
+    )
 
 
 class _Parser(argparse.ArgumentParser):

@@ -84,6 +84,19 @@ def test_ctrl_c(
     assert run(capsys, "x", tmp_path)[0] == 130
 
 
+def test_ctrl_c_while_modules_load(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupted(name: str, *_: object) -> None:
+        if name == "convert.run":
+            raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "convert.run", raising=False)
+    finder = type("Interrupted", (), {"find_spec": staticmethod(interrupted)})
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    assert run(capsys, "x", tmp_path / "out")[::2] == (130, "interrupted: nothing was written\n")
+
+
 def test_help_examples_are_calls_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
     from convert.__main__ import _parser
 
