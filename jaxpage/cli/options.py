@@ -81,7 +81,7 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
                        help=".txt: a prompt a line; .jsonl: an object a line; -: either, "
                        "from stdin")  # fmt: skip
     group.add_argument("--chat", action="store_true",
-                       help="wrap PROMPT, or lines of text, in the model's chat template")  # fmt: skip
+                       help="wrap PROMPT, or lines of text, in the chat template")  # fmt: skip
     group.add_argument("--system", metavar="S", help="system message, with --chat")
 
 
