@@ -35,14 +35,15 @@ def test_what_no_device_could_use_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_numbers_of_numpy_are_taken_for_what_they_are() -> None:
-    given = SamplingParams(
-        max_tokens=np.int64(5),  # type: ignore[arg-type]  # as a caller's arithmetic gives it
-        seed=np.uint64(2**64 - 1),  # type: ignore[arg-type]
-        temperature=np.float32(0.5),  # type: ignore[arg-type]
-        stop_token_ids=np.array([3, 4]),  # type: ignore[arg-type]
-        allowed_token_ids=np.array([7], np.int32),  # type: ignore[arg-type]
-        logit_bias={np.int32(7): np.float64(1.5)},  # type: ignore[dict-item]
-    )
+    numbers: dict[str, Any] = {
+        "max_tokens": np.int64(5),
+        "seed": np.uint64(2**64 - 1),
+        "temperature": np.float32(0.5),
+        "stop_token_ids": np.array([3, 4]),
+        "allowed_token_ids": np.array([7], np.int32),
+        "logit_bias": {np.int32(7): np.float64(1.5)},
+    }
+    given = SamplingParams(**numbers)
     assert given == SamplingParams(
         max_tokens=5,
         seed=2**64 - 1,
