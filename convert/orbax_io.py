@@ -37,8 +37,8 @@ def save_leaves(directory: Path, leaves: Iterable[tuple[str, NDArray[Any]]]) -> 
     context.memory.deepcopy_host_arrays = False
     with context:
         for batch in _batches(leaves):
-            ocp.partial.save(str(directory), nest(batch))
-        ocp.partial.finalize(str(directory))
+            ocp.partial.save(_address(directory), nest(batch))
+        ocp.partial.finalize(_address(directory))
 
 
 def stored_leaves(directory: Path) -> dict[str, jax.ShapeDtypeStruct]:
@@ -46,7 +46,7 @@ def stored_leaves(directory: Path) -> dict[str, jax.ShapeDtypeStruct]:
     from orbax.checkpoint import v1 as ocp
 
     with _readable(directory):
-        tree = ocp.metadata(str(directory)).metadata
+        tree = ocp.metadata(_address(directory)).metadata
         if not isinstance(tree, Mapping):
             raise ValueError("its list of arrays cannot be read")
         return {
@@ -71,9 +71,14 @@ def read_leaves(
         # Nothing is written to these, so they take no memory.
         like = {path: np.empty(leaf.shape, leaf.dtype) for path, leaf in group.items()}
         with _readable(directory), context:
-            loaded = flatten(ocp.load(str(directory), nest(like)))
+            loaded = flatten(ocp.load(_address(directory), nest(like)))
         for path in group:
             yield path, loaded.pop(path)
+
+
+def _address(directory: Path) -> str:
+    """Orbax reads no relative path: it warns, and hands back None for the metadata."""
+    return str(directory.absolute())
 
 
 @contextmanager

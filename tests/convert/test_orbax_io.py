@@ -119,3 +119,12 @@ def test_lost_data_is_told(saved: Path, tmp_path: Path) -> None:
 def test_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="wanted a whole Orbax"):
         stored_leaves(tmp_path / "none")
+
+
+def test_a_relative_path_is_read_like_any_other(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(saved.parent)
+    found = stored_leaves(Path(saved.name))
+    assert found.keys() == LEAVES.keys()
+    assert dict(read_leaves(Path(saved.name), found)).keys() == LEAVES.keys()
