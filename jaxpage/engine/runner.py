@@ -25,6 +25,7 @@ from jaxpage.engine.batch import Ladders, StepInputBuilder, prompt_targets, to_r
 from jaxpage.engine.programs import Programs, Report, shape_tree
 from jaxpage.engine.sampling_batch import SamplingBuilder
 from jaxpage.errors import ConfigError
+from jaxpage.host.buckets import cut_to_rung
 from jaxpage.host.plan import StepPlan, StepResult
 from jaxpage.sampling_params import MAX_LOGPROBS
 
@@ -104,8 +105,9 @@ class Runner:
 
     def expect(self, *, num_requests: int, prompt_tokens: int) -> None:
         """Starts compiling what a batch of requests will need first."""
-        tokens = self.ladders.prefill_tokens
-        prefill = self.ladders.prefill(min(max(1, prompt_tokens), tokens.sizes[-1]))
+        ladder = self.ladders.prefill_tokens
+        first = cut_to_rung(min(max(1, prompt_tokens), ladder.sizes[-1]), ladder)
+        prefill = self.ladders.prefill(first)
         rows = min(max(1, num_requests), self.ladders.decode_rows.sizes[-1])
         for shape in (prefill, self.ladders.decode(rows)):
             self.programs.expect(shape, _name(shape), partial(self._lower_forward, shape))
