@@ -36,6 +36,12 @@ def greedy_ids(
     return ids[-count:]
 
 
+def prefilling(config: jp.ModelConfig, ids: list[int]) -> tuple[Any, Any, jp.StepInput]:
+    """A model, an empty pool of one block, and the step that fills it."""
+    step = jp.prefill_input([ids], block_tables=[[1]], block_size=16)
+    return jp.build_model(config), jp.init_cache(config, num_blocks=1, block_size=16), step
+
+
 @pytest.mark.parametrize("attention", ["reference", "xla"])
 def test_a_loop_of_forwards_yields_the_engines_ids(
     parts: tuple[jp.ModelConfig, dict[str, Any], Any], attention: str
@@ -57,17 +63,18 @@ def test_prefill_and_decode_draw_what_forward_scores(
     parts: tuple[jp.ModelConfig, dict[str, Any], Any],
 ) -> None:
     config, params, tokenizer = parts
-    model, ids = jp.build_model(config), tokenizer.encode(PROMPT)
-    step = jp.prefill_input([ids], block_tables=[[1]], block_size=16)
-    cache = jp.init_cache(config, num_blocks=1, block_size=16)
+    model, cache, step = prefilling(config, tokenizer.encode(PROMPT))
     _, logits = jp.forward(model, params, cache, step)
     cache, drawn = jp.prefill(model, params, cache, step)
     assert int(drawn.token_ids[0]) == int(logits[0].argmax())
     expected = float(jax.nn.log_softmax(logits[0])[drawn.token_ids[0]])
     assert float(drawn.logprobs[0]) == pytest.approx(expected, abs=1e-5)
-    step = jp.decode_input([int(drawn.token_ids[0])], [len(ids)], [[1]], block_size=16)
+    step = jp.decode_input(
+        [int(drawn.token_ids[0])], [int(step.context_lens[0])], [[1]], block_size=16
+    )
+    _, logits = jp.forward(model, params, cache, step)
     _, again = jp.decode(model, params, cache, step)
-    assert again.token_ids.shape == (1,)
+    assert again.token_ids.tolist() == [int(logits[0].argmax())]
 
 
 def test_sample_draws_with_settings_of_its_own(
@@ -75,9 +82,7 @@ def test_sample_draws_with_settings_of_its_own(
 ) -> None:
     """Everything it takes is public: settings by constructors, a draw by its positions."""
     config, params, tokenizer = parts
-    model, ids = jp.build_model(config), tokenizer.encode(PROMPT)
-    step = jp.prefill_input([ids], block_tables=[[1]], block_size=16)
-    cache = jp.init_cache(config, num_blocks=1, block_size=16)
+    model, cache, step = prefilling(config, tokenizer.encode(PROMPT))
     _, logits = jp.forward(model, params, cache, step)
     settings = jp.sampling_input(1, temperature=30.0, top_k=50, seed=3)
     draw = jp.DrawInput(
@@ -96,9 +101,7 @@ def test_gradients_flow_through_the_reference_attention(
 ) -> None:
     """A step along the gradient of a token's log-probability makes the token likelier."""
     config, params, tokenizer = parts
-    model, ids = jp.build_model(config), tokenizer.encode(PROMPT)
-    step = jp.prefill_input([ids], block_tables=[[1]], block_size=16)
-    cache = jp.init_cache(config, num_blocks=1, block_size=16)
+    model, cache, step = prefilling(config, tokenizer.encode(PROMPT))
 
     @jax.jit
     def loss(params: Any) -> jax.Array:
