@@ -135,7 +135,10 @@ def _load(args: argparse.Namespace, options: dict[str, Any]) -> LLM:
     from jaxpage.engine.llm import LLM
 
     def report(name: str, seconds: float) -> None:
-        _say(f"compiled {name} in {seconds:.1f} s")
+        from tqdm import tqdm
+
+        # from another thread, perhaps beside a bar; the program may have come from the disk
+        tqdm.write(f"{name}: ready in {seconds:.1f} s", file=sys.stderr)
 
     start = time.perf_counter()
     llm = LLM(args.model, report=None if args.quiet else report, **options)
