@@ -3,8 +3,9 @@
     logits -> edits -> bad words, penalties -> greedy: argmax
                                             -> others: temperature, min-p, top-k, top-p, one draw
 
-Settings are arrays. What makes another program is: edits None or not, history None or not,
-num_top 0 or not: at most 2 x 2 x 2 a row count. Work that no draw asks for is not done.
+Settings are arrays. What makes another program is: edits None or not, history None or of one of
+two widths, num_top 0 or not: at most 2 x 3 x 2 a row count. Work that no draw asks for is not
+done.
 Where all ids of a draw are forbidden it takes id 0, with log-probability -inf.
 """
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 NEVER = 0x7F800000
 """The bits of float32 infinity: the depth of a score of -inf, and no depth is larger."""
 NEAR_SCORES = 64
+"""Largest scores that are searched first: top-k and top-p seldom reach further."""
 NEAR_WIDTH = 64
 
 

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import jax
 import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
@@ -81,7 +80,7 @@ class SamplingInput:
     """Settings of the draws, one row each; padding rows are greedy with everything off.
 
     Settings are arrays, so no value of theirs compiles anything: only whether `edits` and
-    `history` are None does, which makes 2 x 2 programs a row count.
+    `history` are None, and how wide the history is, does.
     """
 
     temperature: Leaf  # [R] float32; under MIN_TEMPERATURE, 0 too, is greedy
@@ -216,8 +215,3 @@ class Model(Protocol):
     config: ModelConfig
 
     def apply(self, variables: Any, *args: Any, method: Any = None) -> Any: ...
-
-
-def to_device(tree: object) -> object:
-    """The one place where fresh NumPy arrays go to the device: one device_put for a whole tree."""
-    return jax.device_put(tree)
