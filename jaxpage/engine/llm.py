@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,6 +50,11 @@ class LLM:
         report: Callable[[str, float], None] | None = None,
         **options: Any,
     ) -> None:
+        unknown = sorted(set(options) - {field.name for field in fields(Options)})
+        if unknown:
+            raise ConfigError(
+                f"got the option {unknown[0]!r}, wanted one of LLM's; check the spelling"
+            )
         settings = Options(**options).checked()
         compile_cache.enable()
         if (config is None) != (params is None):

@@ -248,6 +248,7 @@ def test_what_is_given_is_never_passed_over(parts: dict[str, Any]) -> None:
     ("options", "error"),
     [
         ({"enable_prefix_caching": True}, ConfigError),
+        ({"num_block": 4}, ConfigError),
         ({"preemption": "swap"}, ConfigError),
         ({"swap_blocks": 2}, ConfigError),
         ({"attention": "pallas"}, ConfigError),
