@@ -77,6 +77,8 @@ class CacheConfig:
 
     num_blocks: int
     block_size: int = 16
+    num_swap_blocks: int = 0
+    """Blocks of the host's own pool, where preempted sequences may wait; ids from 0."""
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size"):
@@ -84,6 +86,10 @@ class CacheConfig:
                 raise ConfigError(
                     f"got {name}={getattr(self, name)}, wanted at least 1; raise {name}"
                 )
+        if self.num_swap_blocks < 0:
+            raise ConfigError(
+                f"got num_swap_blocks={self.num_swap_blocks}, wanted at least 0; raise it"
+            )
 
     @property
     def num_slots(self) -> int:
@@ -107,7 +113,12 @@ class EngineConfig:
     """Most tokens of one prefill step."""
     max_prefill_rows: int = 8
     """Most rows of one prefill step; the row count every prefill program is compiled for."""
-    attention: Literal["xla", "reference", "pallas"] = "xla"
+    attention: Literal["xla", "reference", "pallas", "native"] = "xla"
+    enable_prefix_caching: bool = True
+    preemption: Literal["auto", "recompute", "swap"] = "auto"
+    """`auto` is the cheaper of the two by bytes against tokens; recompute without swap blocks."""
+    shared_prefix_decode: bool = True
+    """Whether plans name the rows that share leading blocks; it never changes tokens."""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_prefill_rows"):

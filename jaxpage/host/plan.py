@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from jaxpage.outputs import FinishReason, TokenLogprob
-from jaxpage.sampling_params import SamplingParams
+from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,16 @@ class Request:
     priority: int = 0
     """Lower runs first."""
     cache_salt: str | None = None
+    beam: BeamSearchParams | None = None
+    """Beam search instead of sampling; `params` then says the rest: greedy, limits, end ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One token to be sampled from a row's last logits: n samples are n draws of one row."""
+    """One token to be sampled from a row's last logits: n samples are n draws of one row.
+
+    A beam's draw samples nothing: it asks for `num_candidates`, and the host chooses.
+    """
 
     seq_id: int
     sample_index: int
@@ -50,6 +55,8 @@ class Draw:
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     history: tuple[int, ...] = ()
     """Known tokens before the row's last one, prompt first; only when params.needs_history."""
+    num_candidates: int = 0
+    """Beam search: how many of the best ids, with raw log-probabilities, `StepResult.top` holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +113,17 @@ class PrefixGroup:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the host wants of one device call; kept until its result is back."""
+    """What the host wants of one device call; kept until its result is back.
+
+    Rows of one token that want no prompt log-probabilities come first, then the longer ones.
+    """
 
     step_id: int
     rows: tuple[PlannedRow, ...]
     moves: BlockMoves = field(default_factory=BlockMoves)
     preempted: tuple[int, ...] = ()
     prefix_groups: tuple[PrefixGroup, ...] = ()
+    """Disjoint, among the rows of one token; empty where sharing the reads does not pay."""
 
     @property
     def num_tokens(self) -> int:
@@ -139,7 +150,7 @@ class StepResult:
     """In the draw's own logprobs_mode."""
     raw_logprobs: Seq[float]
     top: Seq[tuple[tuple[int, float], ...]]
-    """Alternatives, best first, as many as the draw's params.logprobs asks for."""
+    """Alternatives, best first, as many as the draw's params.logprobs or num_candidates asks."""
     prompt_logprobs: Seq[Seq[TokenLogprob]] = ()
     """One entry per plan row (empty where nothing was asked), in target order; or () for none."""
 
@@ -164,3 +175,8 @@ class SequenceUpdate:
     """The whole prompt's, once, with the update that first carries a token or an end."""
     num_preemptions: int = 0
     """Times the sequence has given way so far."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that the prefix cache held when the request was first admitted."""
+    score: float | None = None
+    """Beam search only: a finished hypothesis comes whole, in one update, `sample_index` its place
+    in the order of scores."""
