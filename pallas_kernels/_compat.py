@@ -1,0 +1,86 @@
+"""The one file that knows JAX versions and backends: how a kernel is called, and for which card.
+
+Pallas lowers to Triton only when told so with its `CompilerParams`; without them jax 0.10 takes
+Mosaic GPU. Triton's lowering is deprecated from jax 0.11 on: see docs/decisions for the successor.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import jax
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from pallas_kernels.config import Target, Tuning
+
+load = triton.load
+store = triton.store
+
+# Known, and recorded as a decision; the user of a kernel can do nothing about it.
+warnings.filterwarnings(
+    "ignore", "The Pallas Triton backend is deprecated", category=DeprecationWarning
+)
+
+
+@cache
+def local_target() -> Target:
+    """The card of this process, or a common one where there is none."""
+    device = jax.devices()[0]
+    if device.platform != "gpu":
+        return Target()
+    capability = str(device.compute_capability).replace(".", "")
+    return Target(f"sm_{capability}", device.core_count)
+
+
+def call(
+    kernel: Callable[..., None],
+    *arrays: Array,
+    name: str,
+    grid: tuple[int, ...],
+    out_shape: Sequence[jax.ShapeDtypeStruct],
+    tuning: Tuning,
+    interpret: bool | None,
+) -> list[Array]:
+    """The kernel's outputs; every array is handed over whole, in the card's memory.
+
+    interpret None: compiled where the program runs on a GPU, interpreted elsewhere. That is
+    settled when the program is lowered, not by the backend of this process, so that a machine
+    without a card can compile for one.
+    """
+    varying = frozenset().union(*(_varying(array) for array in arrays))
+    shapes = [_shape(shape, varying) for shape in out_shape]
+
+    def run(interpreted: bool) -> Callable[..., list[Array]]:
+        anywhere = pl.BlockSpec(memory_space=pl.ANY)
+        return pl.pallas_call(
+            kernel,
+            grid=grid,
+            in_specs=[anywhere] * len(arrays),
+            out_specs=[anywhere] * len(shapes),
+            out_shape=shapes,
+            compiler_params=triton.CompilerParams(
+                num_warps=tuning.num_warps, num_stages=tuning.num_stages
+            ),
+            interpret=interpreted,
+            name=name,
+        )
+
+    if interpret is not None:
+        return list(run(interpret)(*arrays))
+    return list(lax.platform_dependent(*arrays, cuda=run(False), default=run(True)))
+
+
+def _varying(array: Array) -> frozenset[Any]:
+    """The mesh axes over which an array differs inside a checked shard_map."""
+    return getattr(jax.typeof(array), "vma", frozenset())
+
+
+def _shape(shape: jax.ShapeDtypeStruct, varying: frozenset[Any]) -> jax.ShapeDtypeStruct:
+    if not varying:
+        return shape
+    return jax.ShapeDtypeStruct(shape.shape, shape.dtype, vma=varying)
