@@ -1,0 +1,223 @@
+"""Attention split over the KV length: every program takes one part of one unit's tokens.
+
+A unit is a range of one table's tokens and the rows whose queries attend to it: one row in plain
+decode, all rows that share a prefix in shared-prefix decode. The parts of all units are of one
+size, which follows the longest unit, so a ragged batch is balanced; programs beyond a unit's end
+leave at once. The parts are merged by a second kernel that reads live parts only (Flash-Decoding,
+Dao et al. 2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+
+from pallas_kernels._arguments import Pools
+from pallas_kernels._compat import call, load, store
+from pallas_kernels._tiles import (
+    NO_TOP,
+    NOWHERE,
+    PoolRefs,
+    Spec,
+    attend,
+    log_sum_exp,
+    power_of_two,
+    tile_rows,
+)
+from pallas_kernels.config import Tuning
+
+MERGED_AT_ONCE = 16
+"""Parts that the merging kernel reads at once."""
+
+
+class Units(NamedTuple):
+    """Ranges of tokens, and who attends to them. Rows are those of q."""
+
+    tables: Array  # [U, M] block ids
+    starts: Array  # [U]
+    ends: Array  # [U] tokens starts .. ends - 1
+    row_lengths: Array  # [B] tokens of the unit that the row is in; 0: in none
+    members: Array | None = None  # [U, R] rows of each unit; B: none. None: unit u is row u
+    firsts: Array | None = None  # [B] first token that a row's query sees; None: all
+
+
+def attend_units(
+    q: Array,
+    pools: Pools,
+    units: Units,
+    spec: Spec,
+    tuning: Tuning,
+    *,
+    num_partitions: int,
+    out_dtype: jnp.dtype,
+    name: str,
+    interpret: bool | None,
+) -> tuple[Array, Array]:
+    """(out [B, N, H], natural log-sum-exp [B, N] float32); 0 and -inf for rows in no unit."""
+    num_rows, num_heads, head_dim = q.shape
+    is_whole = num_partitions == 1 and units.members is None  # nothing to merge
+    part = -(-jnp.max(units.ends - units.starts) // num_partitions)
+    part = jnp.maximum(-(-part // spec.block_k) * spec.block_k, tuning.partition_tokens)
+    part = part.reshape(1)
+    lines = num_rows * num_partitions * num_heads
+    optional = [array.reshape(-1) for array in (units.members, units.firsts) if array is not None]
+    kernel = _Part(
+        spec=spec,
+        num_rows=num_rows,
+        most_members=1 if units.members is None else units.members.shape[1],
+        has_members=units.members is not None,
+        has_firsts=units.firsts is not None,
+    )
+    out, top, total = call(
+        kernel,
+        q.reshape(-1, head_dim),
+        units.starts,
+        units.ends,
+        part,
+        *optional,
+        units.tables.reshape(-1),
+        *pools.arrays(),
+        name=name,
+        grid=(
+            spec.num_kv_heads * spec.tiles_per_head,
+            num_partitions,
+            units.tables.shape[0] * kernel.member_tiles,
+        ),
+        out_shape=[
+            jax.ShapeDtypeStruct((lines, head_dim), out_dtype if is_whole else jnp.float32),
+            jax.ShapeDtypeStruct((lines,), jnp.float32),
+            jax.ShapeDtypeStruct((lines,), jnp.float32),
+        ],
+        tuning=tuning,
+        interpret=interpret,
+    )
+    if is_whole:
+        return out.reshape(q.shape), log_sum_exp(top, total).reshape(num_rows, num_heads)
+    merged, lse = call(
+        partial(_merge_parts, num_partitions=num_partitions, head_dim=head_dim),
+        *(out, top, total, units.row_lengths, part),
+        name=f"{name}_merge",
+        grid=(num_heads, num_rows),
+        out_shape=[
+            jax.ShapeDtypeStruct((num_rows * num_heads, head_dim), out_dtype),
+            jax.ShapeDtypeStruct((num_rows * num_heads,), jnp.float32),
+        ],
+        tuning=replace(tuning, num_warps=1, num_stages=1),
+        interpret=interpret,
+    )
+    return merged.reshape(q.shape), lse.reshape(num_rows, num_heads)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The kernel of one part of one unit for one tile of queries.
+
+    Grid: query tiles of all KV heads, parts, units times tiles of members. Refs: q [B * N, H],
+    starts and ends [U], part [1], members [U * R], firsts [B], the pool; outputs out
+    [B * parts * N, H] and the softmax's top and total [B * parts * N].
+    """
+
+    spec: Spec
+    num_rows: int
+    most_members: int
+    has_members: bool
+    has_firsts: bool
+
+    @property
+    def tile_members(self) -> int:
+        return self.spec.query_rows // self.spec.tile_heads
+
+    @property
+    def member_tiles(self) -> int:
+        """Query tiles that one unit's members take."""
+        return -(-self.most_members // self.tile_members)
+
+    def __call__(self, q: Any, starts: Any, ends: Any, part: Any, *refs: Any) -> None:
+        *inputs, out, top, total = refs
+        members = inputs.pop(0) if self.has_members else None
+        firsts = inputs.pop(0) if self.has_firsts else None
+        pool, spec = PoolRefs(*inputs), self.spec
+        unit = pl.program_id(2) // self.member_tiles
+        kv_head, member, head, live = tile_rows(spec, pl.program_id(0))
+        row, live = self._rows(members, unit, member, live)
+        line = row * spec.num_heads + head
+        queries = load(
+            q.at[line[:, None], spec.columns], mask=spec.within(live), other=jnp.zeros((), q.dtype)
+        )
+        start = starts[unit] + pl.program_id(1) * part[0]
+        state = attend(
+            queries,
+            pool,
+            spec,
+            table_row=unit,
+            kv_head=kv_head,
+            start=start,
+            end=jnp.minimum(ends[unit], start + part[0]),
+            first=None if firsts is None else load(firsts.at[row], mask=live, other=0),
+        )
+        line = (row * pl.num_programs(1) + pl.program_id(1)) * spec.num_heads + head
+        line = jnp.where(live, line, NOWHERE)
+        result = state.normalised().astype(out.dtype)
+        store(out.at[line[:, None], spec.columns], result, mask=spec.within(live))
+        store(top.at[line], state.top, mask=live)
+        store(total.at[line], state.total, mask=live)
+
+    def _rows(self, members: Any, unit: Array, member: Array, live: Array) -> tuple[Array, Array]:
+        """The row of q of each row of the tile, and whether there is one."""
+        if members is None:
+            return jnp.full_like(member, unit), live & (member == 0)
+        member += pl.program_id(2) % self.member_tiles * self.tile_members
+        live &= member < self.most_members
+        row = load(members.at[unit * self.most_members + member], mask=live, other=self.num_rows)
+        return row, live & (row < self.num_rows)
+
+
+def _merge_parts(
+    parts: Any,
+    tops: Any,
+    totals: Any,
+    lengths: Any,
+    part: Any,
+    out: Any,
+    lse: Any,
+    *,
+    num_partitions: int,
+    head_dim: int,
+) -> None:
+    """Merges the live parts of one row and head. Grid: heads, rows."""
+    head, row, num_heads = pl.program_id(0), pl.program_id(1), pl.num_programs(0)
+    columns = jnp.arange(power_of_two(head_dim))
+    is_column = columns < head_dim
+    num_live = lax.div(lengths[row] + part[0] - 1, part[0])
+
+    def add(turn: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        acc, top, total = state
+        index = turn * MERGED_AT_ONCE + jnp.arange(MERGED_AT_ONCE)
+        live = index < num_live
+        line = (row * num_partitions + index) * num_heads + head
+        tops_ = load(tops.at[line], mask=live, other=NO_TOP)
+        totals_ = load(totals.at[line], mask=live, other=0.0)
+        values = load(
+            parts.at[line[:, None], columns[None, :]],
+            mask=live[:, None] & is_column[None, :],
+            other=0.0,
+        )
+        new_top = jnp.maximum(top, tops_.max(axis=0))
+        weights = jnp.exp2(tops_ - new_top) * totals_
+        fade = jnp.exp2(top - new_top)
+        acc = acc * fade + (values * weights[:, None]).sum(axis=0)
+        return acc, new_top, total * fade + weights.sum(axis=0)
+
+    acc = jnp.zeros(columns.shape, jnp.float32)
+    turns = lax.div(num_live + MERGED_AT_ONCE - 1, MERGED_AT_ONCE)
+    acc, top, total = lax.fori_loop(0, turns, add, (acc, jnp.float32(NO_TOP), jnp.float32(0)))
+    line = row * num_heads + head
+    result = acc / jnp.where(total > 0, total, 1)
+    store(out.at[jnp.full_like(columns, line), columns], result.astype(out.dtype), mask=is_column)
+    lse[line] = log_sum_exp(top, total)

@@ -1,0 +1,222 @@
+"""What all attention kernels share: a tile of queries against a range of one row's tokens.
+
+    pool [P, S, K, H] seen as rows of H numbers; block table (5, 2), S = 4, K = 2, KV head 1
+    token   0    1    2    3    4    5          its block is table[token // 4]
+    row    41   43   45   47   17   19          (block * 4 + token % 4) * 2 + 1
+
+A tile of tokens crosses block borders freely, so any block size works. Tiles are powers of two;
+what lies beyond a row's live tokens, a group's heads or a head's numbers is masked. The softmax is
+FlashAttention's (Dao et al. 2022, algorithm 1) in base 2, float32 whatever the pool holds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from pallas_kernels._compat import load
+
+MASKED = -1e30
+"""A finite floor for masked scores: -inf minus -inf would be NaN."""
+NO_TOP = MASKED / 2
+"""The top of nothing: so far above MASKED that masked keys weigh exactly 0 against it."""
+NOWHERE = 2**30
+"""Where masked rows of a tile are stored: interpret mode writes old values there, so a place that
+a live row is stored to would lose its new value. It drops what lies outside an array."""
+LOG2_E = math.log2(math.e)
+SMALLEST_TILE = 16
+"""What a matrix instruction takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """What a kernel is compiled for."""
+
+    block_size: int
+    table_width: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_k: int
+    query_rows: int
+    """Rows of the query tile, a power of two."""
+    tile_heads: int
+    """Query heads of one tile; a larger group takes several tiles."""
+    scale: float
+    sliding_window: int | None
+    soft_cap: float | None
+    is_float8: bool
+    """The pool arrives as uint8 and holds float8_e4m3fn."""
+
+    @property
+    def group(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def tiles_per_head(self) -> int:
+        """Query tiles that one KV head's group takes."""
+        return -(-self.group // self.tile_heads)
+
+    @property
+    def width(self) -> int:
+        """Columns of a tile: the head dim, padded to a power of two."""
+        return power_of_two(self.head_dim)
+
+    @property
+    def columns(self) -> Array:
+        return jnp.arange(self.width)[None, :]
+
+    def within(self, rows: Array) -> Array:
+        """Mask [R, 1] or [R, width] of a tile's numbers, given that of its rows."""
+        mask = rows[:, None]
+        return mask if self.width == self.head_dim else mask & (self.columns < self.head_dim)
+
+
+class PoolRefs(NamedTuple):
+    """A layer's pool inside a kernel."""
+
+    tables: Any  # int32 [B * M]
+    k: Any  # [P * S * K, H]
+    v: Any  # [P * S * K, H]
+    k_scales: Any = None  # float32 [P * S * K]
+    v_scales: Any = None
+
+
+class Softmax(NamedTuple):
+    """An online softmax in base 2 of a tile of queries, float32."""
+
+    acc: Array  # [R, width] weighted sum of V
+    top: Array  # [R] largest score so far
+    total: Array  # [R] sum of weights
+
+    def normalised(self) -> Array:
+        """acc over total; exactly 0 where nothing was seen."""
+        return (
+            self.acc
+            * jnp.where(self.total > 0, 1 / jnp.where(self.total > 0, self.total, 1), 0)[:, None]
+        )
+
+    def log_sum_exp(self) -> Array:
+        """Natural; -inf where nothing was seen."""
+        return log_sum_exp(self.top, self.total)
+
+
+def log_sum_exp(top: Array, total: Array) -> Array:
+    """The natural log-sum-exp of a softmax in base 2; -inf of nothing."""
+    log = jnp.log2(jnp.where(total > 0, total, 1))
+    return jnp.where(total > 0, (top + log) * (1 / LOG2_E), -jnp.inf)
+
+
+def tile_rows(spec: Spec, tile: Array) -> tuple[Array, Array, Array, Array]:
+    """(KV head, query of the tile [R], query head [R], is a row of the tile [R]).
+
+    `tile` counts a KV head's tiles, head by head:
+
+        group 3, query_rows 16   row    0  1  2  3  4  5 ... 14  15
+                                 query  0  0  0  1  1  1      4   -
+                                 head   0  1  2  0  1  2      2   -
+    """
+    heads, per_head = spec.tile_heads, spec.tiles_per_head
+    row = jnp.arange(spec.query_rows)
+    kv_head = tile // per_head
+    head = tile % per_head * heads + row % heads
+    is_row = (head < spec.group) & (row < spec.query_rows // heads * heads)
+    return kv_head, row // heads, kv_head * spec.group + head, is_row
+
+
+def attend(
+    q: Array,
+    pool: PoolRefs,
+    spec: Spec,
+    *,
+    table_row: Array,
+    kv_head: Array,
+    start: Array,
+    end: Array,
+    first: Array | None = None,
+    last: Array | None = None,
+) -> Softmax:
+    """Queries [R, width] against tokens start .. end - 1 of one row.
+
+    Query r sees tokens first[r] .. last[r] of those; None: no such limit.
+    """
+    rows = q.shape[0]
+
+    def add_tile(index: Array, state: Softmax) -> Softmax:
+        token = start + index * spec.block_k + jnp.arange(spec.block_k)
+        live = token < end
+        pool_row = _pool_rows(pool, spec, table_row, kv_head, token, live)
+        k, v = (_load_rows(ref, spec, pool_row, live, q.dtype) for ref in (pool.k, pool.v))
+        scores = _product(q, k, 1) * spec.scale
+        if pool.k_scales is not None:
+            scores *= load(pool.k_scales.at[pool_row], mask=live, other=0.0)[None, :]
+        if spec.soft_cap is not None:
+            scores = jnp.tanh(scores * (1 / spec.soft_cap)) * spec.soft_cap
+        seen = live[None, :]
+        if first is not None:
+            seen &= token[None, :] >= first[:, None]
+        if last is not None:
+            seen &= token[None, :] <= last[:, None]
+        scores = jnp.where(seen, scores * LOG2_E, MASKED)
+        top = jnp.maximum(state.top, scores.max(axis=1))
+        weights = jnp.exp2(scores - top[:, None])
+        fade = jnp.exp2(state.top - top)
+        total = state.total * fade + weights.sum(axis=1)
+        if pool.v_scales is not None:
+            weights *= load(pool.v_scales.at[pool_row], mask=live, other=0.0)[None, :]
+        added = _product(weights.astype(v.dtype), v, 0)
+        return Softmax(state.acc * fade[:, None] + added, top, total)
+
+    empty = Softmax(
+        jnp.zeros((rows, spec.width), jnp.float32),
+        jnp.full((rows,), NO_TOP, jnp.float32),
+        jnp.zeros((rows,), jnp.float32),
+    )
+    num_tiles = lax.div(jnp.maximum(end - start, 0) + (spec.block_k - 1), jnp.int32(spec.block_k))
+    return lax.fori_loop(0, num_tiles, add_tile, empty)
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is at least `number` and a tile."""
+    return max(SMALLEST_TILE, 1 << (number - 1).bit_length())
+
+
+def _pool_rows(
+    pool: PoolRefs, spec: Spec, table_row: Array, kv_head: Array, token: Array, live: Array
+) -> Array:
+    size = jnp.full_like(token, spec.block_size)
+    entry = table_row * spec.table_width + lax.div(token, size)
+    block = load(pool.tables.at[entry], mask=live, other=0)
+    return (block * spec.block_size + lax.rem(token, size)) * spec.num_kv_heads + kv_head
+
+
+def _load_rows(ref: Any, spec: Spec, rows: Array, live: Array, dtype: jnp.dtype) -> Array:
+    """[block_k, width] in the queries' dtype; 0 where not live.
+
+    V too: a weight of 0 times a stale NaN would be NaN.
+    """
+    zero = jnp.zeros((), ref.dtype)
+    stored = load(ref.at[rows[:, None], spec.columns], mask=spec.within(live), other=zero)
+    if not spec.is_float8:
+        return stored.astype(dtype)
+    # float8_e4m3fn in the bits of float16, whose exponent is 8 larger: no card before Hopper
+    # converts it. s eeee mmm -> s 0eeee mmm0000000, denormals included, times 2 ** 8.
+    bits = stored.astype(jnp.uint16)
+    bits = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
+    return (lax.bitcast_convert_type(bits, jnp.float16) * 256).astype(dtype)
+
+
+def _product(a: Array, b: Array, contracted: int) -> Array:
+    """a [R, X] times b over b's axis `contracted`, in float32.
+
+    A product of float32 numbers would be TF32 on a GPU without being told.
+    """
+    precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    dimensions = (((1,), (contracted,)), ((), ()))
+    return lax.dot_general(
+        a, b, dimensions, precision=precision, preferred_element_type=jnp.float32
+    )
