@@ -1,0 +1,106 @@
+"""The host's own blocks, where preempted sequences wait, and what each of them left there.
+
+Knows sequence ids and block ids, no tokens. A host block is shared as its device block was.
+
+    swapped    1: host blocks (0 1)     2: host blocks (0 2)     holders of 0 1 2:  2 1 1
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from jaxpage.host.prefix_cache import CachedBlock, Space
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedBlock:
+    """A block's content on the host, and the entry under which it may still be on the device."""
+
+    host_block: int
+    entry: CachedBlock | None
+
+    @property
+    def is_on_device(self) -> bool:
+        return self.entry is not None and self.entry.is_cached
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedTable:
+    """A table that waits on the host."""
+
+    blocks: tuple[SwappedBlock, ...]
+    num_stored: int
+    num_cached: int
+    """Leading blocks that were in the prefix cache."""
+    space: Space
+    epoch: int | None
+
+
+class SwapPool:
+    """Reference counts of host blocks 0 to num_blocks - 1, and the tables that hold them."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.tables: dict[int, SwappedTable] = {}
+        self._free = list(range(num_blocks - 1, -1, -1))  # taken from the end: low ids first
+        self._num_holders: dict[int, int] = {}
+        self._leaving: list[int] = []
+        self._read: set[int] = set()  # by the plan being made
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def allocate(self) -> int:
+        """A free host block without a holder: `put` makes one. There must be one."""
+        assert self._free, f"all {self.num_blocks} host blocks are in use"
+        block = self._free.pop()
+        self._num_holders[block] = 0
+        return block
+
+    def put(self, seq_id: int, table: SwappedTable) -> None:
+        """The sequence waits here, and holds its host blocks once each."""
+        assert seq_id not in self.tables, f"sequence {seq_id} is swapped out already"
+        self.tables[seq_id] = table
+        for swapped in table.blocks:
+            self._num_holders[swapped.host_block] += 1
+
+    def pick_up(self, seq_id: int) -> SwappedTable:
+        """The sequence goes back: its host blocks are read by the plan being made, then free."""
+        table = self.tables.pop(seq_id)
+        self._read.update(swapped.host_block for swapped in table.blocks)
+        self._leaving += self._let_go(table)
+        return table
+
+    def drop(self, seq_id: int) -> list[int]:
+        """The sequence has ended: returns the host blocks that nothing names any more."""
+        blocks = self._let_go(self.tables.pop(seq_id))
+        self._leaving += [block for block in blocks if block in self._read]
+        gone = [block for block in blocks if block not in self._read]
+        self._free += gone
+        return gone
+
+    def plan_made(self) -> None:
+        """What the plan picks up may be written by the next one."""
+        self._free += self._leaving
+        self._leaving.clear()
+        self._read.clear()
+
+    def check_integrity(self) -> None:
+        """Every host block is free, held by the tables that name it, or leaving."""
+        holders = Counter(
+            swapped.host_block for table in self.tables.values() for swapped in table.blocks
+        )
+        assert dict(holders) == self._num_holders, (holders, self._num_holders)
+        everything = sorted((*self._free, *self._leaving, *self._num_holders))
+        assert everything == list(range(self.num_blocks)), everything
+
+    def _let_go(self, table: SwappedTable) -> list[int]:
+        gone: list[int] = []
+        for swapped in reversed(table.blocks):
+            self._num_holders[swapped.host_block] -= 1
+            if not self._num_holders[swapped.host_block]:
+                del self._num_holders[swapped.host_block]
+                gone.append(swapped.host_block)
+        return gone
