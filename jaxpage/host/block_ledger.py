@@ -17,7 +17,7 @@ from jaxpage.host.plan import BlockMoves
 from jaxpage.host.prefix_cache import PrefixCache
 
 
-class BlockStore:
+class BlockLedger:
     """One pool, its prefix cache and its pending moves, kept in step."""
 
     def __init__(self, config: CacheConfig, cache: PrefixCache) -> None:
