@@ -101,21 +101,17 @@ class BlockManager(BlockTables):
         return self.num_to_swap_out(seq_ids) <= self._host.num_free
 
     def swap_out(self, seq_ids: Iterable[int], *, until_step: int | None) -> int:
-        """Moves a gang's tables to the host; returns the number of blocks that the plan moves.
+        """Moves a gang's tables to the host; returns the number of host blocks they fill.
 
         Everything that is filled is copied, cached blocks and blocks that others share too: what
-        stays on the device may be evicted or given back before the gang returns. Sequences that
-        return to the device in the plan being made must not leave in it.
+        stays on the device may be evicted or given back before the gang returns.
 
         `until_step`: None frees the device blocks for the plan being made. That is safe with an
         unread step in flight: the plan's moves run after that step's writes and before whatever
         writes the blocks next, and its results are the host's to keep. A step id holds them.
         """
         gang = tuple(seq_ids)
-        host_blocks: dict[int, int] = {}
-        for block in self._filled_blocks(gang):
-            host_blocks[block] = self._host.allocate()
-            self._ledger.moves.swap_out(block, host_blocks[block])
+        host_blocks = {block: self._to_host(block) for block in self._filled_blocks(gang)}
         for seq_id in gang:
             table = self._tables[seq_id]
             num_filled = self.cache.blocks_for(table.num_stored)
@@ -136,6 +132,10 @@ class BlockManager(BlockTables):
 
     def is_swapped(self, seq_id: int) -> bool:
         return seq_id in self._host.tables
+
+    def host_table(self, seq_id: int) -> tuple[int, ...]:
+        """The host blocks of a sequence that waits there, in logical order."""
+        return tuple(swapped.host_block for swapped in self._host.tables[seq_id].blocks)
 
     def num_needed_to_swap_in(self, seq_ids: Iterable[int]) -> int:
         """Blocks of num_free that `swap_in` takes."""
@@ -246,6 +246,16 @@ class BlockManager(BlockTables):
             num_filled = self.cache.blocks_for(table.num_stored)
             blocks.update(dict.fromkeys(table.block_ids[:num_filled]))
         return blocks
+
+    def _to_host(self, block: int) -> int:
+        """The host block that will hold what this block holds."""
+        moves = self._ledger.moves
+        host_block = moves.host_source(block)
+        if host_block is not None:
+            return self._host.keep(host_block)
+        host_block = self._host.allocate()
+        moves.swap_out(block, host_block)
+        return host_block
 
     def _show_cached(self, table: SwappedTable) -> list[int]:
         """Shows the leading blocks of a swapped table that the cache still has."""

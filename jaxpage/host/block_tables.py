@@ -54,6 +54,11 @@ class BlockTables:
         return self._ledger.pool.num_idle
 
     @property
+    def num_evicted(self) -> int:
+        """Cached blocks whose content has been given up for room, since the start."""
+        return self._prefixes.num_evicted
+
+    @property
     def num_held(self) -> int:
         """Blocks that come back once a step that is in flight has been read."""
         return self._ledger.num_held
@@ -167,7 +172,8 @@ class BlockTables:
         while len(block_ids) * size < end:
             block_ids.append(ledger.take())
         assert all(self._prefixes.entry(b) is None for b in block_ids[table.num_stored // size :])
-        table.block_ids = tuple(block_ids)
+        if block_ids != list(table.block_ids):
+            table.block_ids = tuple(block_ids)
         table.num_writable = self.cache.blocks_for(end) * size
 
     def grow(self, seq_id: int) -> None:

@@ -9,6 +9,7 @@ of calls between two `take`s:
     copy 5 -> 8, then 8 is given back       no copy: 8 may be written for somebody else
     copy 5 -> 8                             5 is pinned: swapped-in content may not land in it
     host 0 -> 6                             host 0 is not reused before the plan is made
+    host 0 -> 6, then 6 goes to the host    no move out: it waits in host 0 again
 """
 
 from __future__ import annotations
@@ -24,10 +25,15 @@ class PendingMoves:
         self._swap_in: dict[int, int] = {}  # device block: host block
         self._copies: dict[int, int] = {}  # destination: source
 
+    def host_source(self, block: int) -> int | None:
+        """The host block whose content the plan brings into this block, if it does."""
+        return self._swap_in.get(self._copies.get(block, block))
+
     def swap_out(self, block: int, host_block: int) -> None:
-        assert block not in self._swap_in, f"block {block} came in with this plan"
+        source = self._copies.get(block, block)
+        assert source not in self._swap_in, f"block {source} came in with this plan"
         assert host_block not in self._swap_out, f"host block {host_block} is written twice"
-        self._swap_out[host_block] = self._copies.get(block, block)
+        self._swap_out[host_block] = source
 
     def swap_in(self, host_block: int, block: int) -> None:
         assert block not in self._swap_in, f"block {block} is written twice"

@@ -74,6 +74,7 @@ class PrefixCache:
     def __init__(self, block_size: int, *, hash_tokens: HashTokens = hash_tokens) -> None:
         self.epoch = 0
         """Counts resets: what was filled under an earlier one is not cached any more."""
+        self.num_evicted = 0
         self._block_size = block_size
         self._hash_tokens = hash_tokens
         self._by_key: dict[int, list[CachedBlock]] = {}
@@ -146,6 +147,7 @@ class PrefixCache:
         entry = self._by_block.pop(block)
         assert not entry.num_children, f"block {block} has {entry.num_children} children"
         entry.is_cached = False
+        self.num_evicted += 1
         entries = self._by_key[entry.key]
         entries.remove(entry)
         if not entries:

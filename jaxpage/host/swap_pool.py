@@ -59,6 +59,13 @@ class SwapPool:
         self._num_holders[block] = 0
         return block
 
+    def keep(self, block: int) -> int:
+        """A host block that the plan being made reads, back for `put`, with what it holds."""
+        if block not in self._num_holders:
+            self._leaving.remove(block)
+            self._num_holders[block] = 0
+        return block
+
     def put(self, seq_id: int, table: SwappedTable) -> None:
         """The sequence waits here, and holds its host blocks once each."""
         assert seq_id not in self.tables, f"sequence {seq_id} is swapped out already"
