@@ -68,17 +68,19 @@ def paged_prefill_attention(
     is_live = token < query_starts[-1]
     row = jnp.minimum(jnp.searchsorted(query_starts, token, side="right") - 1, num_rows - 1)
     position = context_lens[row] - query_starts[row + 1] + token
-    k = _rows(k_pool, k_scales, block_tables, context_lens)[row]  # [T, M * S, K, H]
-    v = _rows(v_pool, v_scales, block_tables, context_lens)[row]
-    group = num_heads // k.shape[2]
-    k, v = jnp.repeat(k, group, axis=2), jnp.repeat(v, group, axis=2)
-    scores = jnp.einsum("tnh,tsnh->tns", q.astype(jnp.float32), k, precision=EXACT) * scale
-    if soft_cap is not None:
-        scores = jnp.tanh(scores / soft_cap) * soft_cap
+    k = _rows(k_pool, k_scales, block_tables)[row]  # [T, M * S, K, H]
+    v = _rows(v_pool, v_scales, block_tables)[row]
     slot = jnp.arange(k.shape[1])[None, :]
     seen = (slot <= position[:, None]) & is_live[:, None]
     if sliding_window is not None:
         seen &= slot > position[:, None] - sliding_window
+    # Replaced, not multiplied by 0: what nobody sees may be NaN.
+    k, v = (jnp.where(seen[:, :, None, None], array, 0) for array in (k, v))
+    group = num_heads // k.shape[2]
+    k, v = (jnp.repeat(array, group, axis=2) for array in (k, v))
+    scores = jnp.einsum("tnh,tsnh->tns", q.astype(jnp.float32), k, precision=EXACT) * scale
+    if soft_cap is not None:
+        scores = jnp.tanh(scores / soft_cap) * soft_cap
     seen = seen[:, None, :]
     top = jnp.max(scores, axis=-1, where=seen, initial=-1e30)
     weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0)
@@ -153,14 +155,11 @@ def write_kv(
     return KVPool(**written)
 
 
-def _rows(pool: Array, scales: Array | None, tables: Array, context_lens: Array) -> Array:
-    """[B, M * S, K, H] float32 of each row's table; 0 beyond its live tokens."""
+def _rows(pool: Array, scales: Array | None, tables: Array) -> Array:
+    """[B, M * S, K, H] float32 of each row's table."""
     num_rows = tables.shape[0]
     stored = pool.at[tables].get(mode="clip").reshape(num_rows, -1, *pool.shape[2:])
-    live = jnp.arange(stored.shape[1])[None, :] < context_lens[:, None]
     if scales is None:
-        values = stored.astype(jnp.float32)
-    else:
-        own = scales.at[tables].get(mode="clip").reshape(num_rows, -1, pool.shape[2])
-        values = dequantize(stored, own)
-    return jnp.where(live[:, :, None, None], values, 0)
+        return stored.astype(jnp.float32)
+    own = scales.at[tables].get(mode="clip").reshape(num_rows, -1, pool.shape[2])
+    return dequantize(stored, own)
