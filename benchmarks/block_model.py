@@ -30,6 +30,7 @@ class Content(NamedTuple):
 class Model:
     """One sequence as it should be."""
 
+    salt: str | None
     token_ids: list[int]
     marks: list[int]
     """One a token."""
@@ -71,8 +72,8 @@ class BlockModel:
         seq_id = self._new_id()
         self.blocks.open(seq_id, num_tokens, hit)
         assert self.blocks.num_free == free - needed, "num_needed is not what open takes"
-        model = Model([], [], self.num_resets, hit.num_tokens)
-        self._append(model, token_ids, salt)
+        model = Model(salt, [], [], self.num_resets, hit.num_tokens)
+        self._append(model, token_ids)
         self.running[seq_id] = model
         self._did("open")
         self.counts["open with a hit"] += bool(hit.num_tokens)
@@ -130,6 +131,7 @@ class BlockModel:
         self.blocks.fork(seq_id, child)
         assert self.blocks.num_free == free
         self.running[child] = Model(
+            parent.salt,
             parent.token_ids[: parent.num_stored],
             parent.marks[: parent.num_stored],
             parent.params,
@@ -246,9 +248,9 @@ class BlockModel:
             self.device[self._slot(table, position)] = content
         model.num_stored += model.num_planned
 
-    def _append(self, model: Model, token_ids: Seq[int], salt: str | None = None) -> None:
+    def _append(self, model: Model, token_ids: Seq[int]) -> None:
         for token_id in token_ids:
-            before = model.marks[-1] if model.marks else salt
+            before = model.marks[-1] if model.marks else model.salt
             mark = self._marks.setdefault((before, token_id), len(self._marks))
             model.token_ids.append(token_id)
             model.marks.append(mark)

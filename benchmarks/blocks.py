@@ -26,10 +26,10 @@ OPERATIONS_A_POOL = 250
 PROMPT_TOKENS, BLOCK_SIZE, ROWS = 4000, 16, 256
 WEIGHTS = {
     "open": 6,
-    "plan": 9,
-    "dispatch": 5,
+    "plan": 16,
+    "dispatch": 6,
     "read": 4,
-    "fork": 2.5,
+    "fork": 3,
     "release": 3,
     "swap_out": 1.5,
     "swap_in": 2.5,
@@ -46,7 +46,7 @@ def constant_hash(parent_key: int, token_ids: tuple[int, ...]) -> int:
 def small_pool(rng: random.Random) -> BlockModel:
     """4 to 32 blocks of 1 to 7 slots, with and without host blocks and prefix cache."""
     num_swap_blocks = rng.choice((0, 4, 16))
-    config = CacheConfig(rng.randint(4, 32), rng.choice((1, 2, 4, 7)), num_swap_blocks)
+    config = CacheConfig(rng.randint(4, 32), rng.choice((1, 2, 3, 4, 7)), num_swap_blocks)
     blocks = BlockManager(
         config,
         enable_prefix_caching=rng.random() < 0.85,
@@ -60,7 +60,7 @@ def operate(model: BlockModel, rng: random.Random) -> None:
     name = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     running, swapped = list(model.running), list(model.swapped)
     if name == "open":
-        token_ids = rng.choices((0, 1), k=rng.randint(1, 16))
+        token_ids = rng.choices((0, 1), (4, 1), k=rng.randint(1, 16))
         salt = rng.choice((None, None, "x"))
         model.open(token_ids, salt, rng.choice((1, len(token_ids))))
     elif name == "dispatch":
@@ -71,7 +71,9 @@ def operate(model: BlockModel, rng: random.Random) -> None:
         model.reset()
     elif name == "plan" and running:
         for seq_id in rng.sample(running, rng.randint(1, len(running))):
-            model.plan_row(seq_id, rng.choices((0, 1), k=rng.choice((0, 1, 1, 1, 4))))
+            if not model.plan_row(seq_id, rng.choices((0, 1), k=rng.choice((1, 1, 1, 4)))):
+                model.release(rng.choice(list(model.running)))  # as an engine would
+                break
     elif name == "fork" and 0 < len(running) < MOST_RUNNING:
         model.fork(rng.choice(running))
     elif name == "release" and running:
