@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from benchmarks.block_model import BlockModel
 from jaxpage.config import CacheConfig
 from jaxpage.host.block_manager import BlockManager
-from jaxpage.host.prefix_cache import hash_tokens
+from jaxpage.host.prefix_cache import HashTokens, hash_tokens
 
 TOKENS = st.integers(0, 1)  # two ids: prompts often begin alike
 
@@ -29,7 +29,15 @@ class BlockMachine(RuleBasedStateMachine):
         caching=st.sampled_from((True, True, True, False)),
         hash_block=st.sampled_from((hash_tokens, constant_hash)),
     )
-    def start(self, num_blocks: int, block_size: int, num_swap_blocks: int, caching, hash_block):  # noqa: ANN001, ANN201
+    def start(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_swap_blocks: int,
+        caching: bool,
+        hash_block: HashTokens,
+    ) -> None:
         config = CacheConfig(num_blocks, block_size, num_swap_blocks)
         blocks = BlockManager(config, enable_prefix_caching=caching, hash_tokens=hash_block)
         self.model = BlockModel(config, blocks)
