@@ -6,9 +6,13 @@ Mosaic GPU. Triton's lowering is deprecated from jax 0.11 on: see docs/decisions
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
+from typing import Any
 
 import jax
 from jax import Array, lax
@@ -25,10 +29,38 @@ warnings.filterwarnings(
     "ignore", "The Pallas Triton backend is deprecated", category=DeprecationWarning
 )
 
+_FOREIGN: ContextVar[Target | None] = ContextVar("pallas_kernels_target", default=None)
 
-@cache
+
 def local_target() -> Target:
     """The card of this process, or a common one where there is none."""
+    return _FOREIGN.get() or _own_target()
+
+
+@contextmanager
+def lowering_for(target: Target, device_kind: str) -> Iterator[None]:
+    """Kernels that are lowered inside are made for a card that this machine may not have.
+
+    `device_kind` is how JAX names the card, as in jax.devices()[0].device_kind.
+    """
+    token = _FOREIGN.set(target)
+    try:
+        if jax.__version_info__ < (0, 11):  # lowers for any card without being told which
+            yield
+            return
+        named: dict[str, Any] = {"device_kind": device_kind, "num_cores": None}
+        if "platform" in inspect.signature(jax.sharding.AbstractDevice).parameters:
+            named["platform"] = "gpu"
+        device = jax.sharding.AbstractDevice(**named)
+        mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+        with jax.sharding.use_abstract_mesh(mesh):
+            yield
+    finally:
+        _FOREIGN.reset(token)
+
+
+@cache
+def _own_target() -> Target:
     device = jax.devices()[0]
     if device.platform != "gpu":
         return Target()
