@@ -126,8 +126,8 @@ def test_lowers_for_a_card_that_is_not_there(name: str) -> None:
     """By itself: Triton in a program for CUDA, and nothing that is interpreted."""
     setting = SETTINGS[name]
     call = draw(setting, 0)
-    traced = jax.jit(attention(setting, interpret=None)).trace(*call.arguments, **call.scales)
     with card():
+        traced = jax.jit(attention(setting, interpret=None)).trace(*call.arguments, **call.scales)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "xla.gpu.triton" in text
     assert "stablehlo.while" not in text
