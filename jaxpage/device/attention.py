@@ -12,13 +12,16 @@ sees its own token. All agree with `reference`, the plain float32 oracle:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxpage.device.attention_xla import EXACT, MASKED, attend_xla
+from jaxpage import native
+from jaxpage.device.attention_parts import EXACT, MASKED
+from jaxpage.device.attention_xla import attend_xla
 from jaxpage.device.kv_cache import write_kv
 from jaxpage.device.types import Attention, LayerKV, StepInput
 from jaxpage.errors import ConfigError
@@ -31,10 +34,11 @@ if TYPE_CHECKING:
 def make_attention(name: str, *, scale: float, sliding_window: int | None = None) -> Attention:
     """The backend `name` as `(q, k, v, layer_kv, step) -> (out, layer_kv)`.
 
-    "reference" is differentiable and as plain as can be; "xla" runs to the live length only.
+    "reference" is differentiable and as plain as can be; "xla" runs to the live length only;
+    "native" is CPU kernels, where they are built.
     Raises ConfigError for any other name.
     """
-    backends = {"reference": attend_reference, "xla": attend_xla}
+    backends = {"reference": attend_reference, "xla": attend_xla, "native": attend_native}
     if name == "pallas":
         raise ConfigError(
             "got attention='pallas', wanted 'xla' or 'reference': the GPU kernels come later; "
@@ -42,16 +46,76 @@ def make_attention(name: str, *, scale: float, sliding_window: int | None = None
         )
     if name not in backends:
         raise ConfigError(f"got attention={name!r}, wanted one of {sorted(backends)}")
+    if name == "native" and not native.is_built():
+        raise ConfigError(f"got attention='native', wanted 'xla' or 'reference': {native.MISSING}")
     attend = backends[name]
 
     def attention(
         q: Array, k: Array, v: Array, layer_kv: LayerKV, step: StepInput
     ) -> tuple[Array, LayerKV]:
         layer_kv = write_kv(layer_kv, k, v, step.slots)
-        out = attend(q, layer_kv, step, scale=scale, sliding_window=sliding_window)
-        return out, layer_kv
+        out = [
+            attend(q[part], layer_kv, own, scale=scale, sliding_window=sliding_window)
+            for part, own in split_mixed(step)
+        ]
+        return jnp.concatenate(out) if len(out) > 1 else out[0], layer_kv
 
     return attention
+
+
+def split_mixed(step: StepInput) -> tuple[tuple[slice, StepInput], ...]:
+    """A mixed step as its decode step and its prefill step, each with its tokens; others whole.
+
+    So a backend only ever meets T == B or packed rows. The parts are for attention alone: what it
+    doesn't read stays as it was.
+    """
+    count = step.num_decode_rows
+    if not count:
+        return ((slice(None), step),)
+    first, rest = slice(None, count), slice(count, None)
+    starts = step.query_starts
+
+    def cut(part: slice, query_starts: Array) -> tuple[slice, StepInput]:
+        own = replace(
+            step,
+            tokens=step.tokens[part],
+            positions=step.positions[part],
+            slots=step.slots[part],
+            block_tables=step.block_tables[part],
+            context_lens=step.context_lens[part],
+            query_starts=query_starts,
+            token_source=step.token_source[part],
+            prompt_lens=step.prompt_lens[part],
+            num_decode_rows=0,
+        )
+        return part, own
+
+    return cut(first, starts[: count + 1]), cut(rest, starts[count:] - count)
+
+
+def attend_native(
+    q: Float[Array, "T N H"],
+    layer_kv: LayerKV,
+    step: StepInput,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+) -> Float[Array, "T N H"]:
+    """What `attend_reference` computes, on CPUs only; a token's result is the same to the bit
+    in any batch and however its row was cut into steps. float16 pools take the XLA form."""
+    if layer_kv.k.dtype == jnp.float16:
+        return attend_xla(q, layer_kv, step, scale=scale, sliding_window=sliding_window)
+    out = native.paged_attention(
+        q,
+        layer_kv.k,
+        layer_kv.v,
+        block_tables=step.block_tables,
+        context_lens=step.context_lens,
+        query_starts=step.query_starts,
+        scale=scale,
+        sliding_window=sliding_window,
+    )
+    return out.astype(q.dtype)
 
 
 def attend_reference(

@@ -1,27 +1,32 @@
 """Paged attention in plain XLA: loops over chunks of blocks with an online softmax.
 
 Loops run to the live length, so cost follows the tokens in the cache, not the table's width.
-The online softmax is that of FlashAttention (Dao et al. 2022, algorithm 1); its state for one
-query is the largest score so far, the sum of weights and the weighted sum of V, all float32.
+Rows that share leading blocks begin with the softmax of those, read once for all of them.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxpage.device.attention_parts import (
+    EXACT,
+    Softmax,
+    chunk_blocks,
+    first_seen,
+    gather,
+    heads_first,
+    whole_chunks,
+)
+from jaxpage.device.attention_shared import attend_prefixes
 from jaxpage.device.types import LayerKV, StepInput
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
-MASKED = -1e30
-"""A finite floor for masked scores: -inf minus -inf would be NaN."""
-EXACT = lax.Precision.HIGHEST
-"""float32 as promised: a GPU would take TF32 without being told."""
 # Sizes measured on a two-core CPU with 9 query heads, 3 KV heads, head dim 64, float32.
 ROW_CHUNK_TOKENS = 128
 """256 takes a sixth off rows of 1000 tokens and adds half to rows of 100."""
@@ -32,39 +37,6 @@ TILE_TOKENS = 64
 MOST_MERGED_HEADS = 4
 ENOUGH_QUERIES = 8
 """From how many queries on a product of one chunk's keys is worth its overhead on a CPU."""
-
-
-class Softmax(NamedTuple):
-    """An online softmax: top and total [...], acc [..., H]."""
-
-    top: Array
-    total: Array
-    acc: Array
-
-    @classmethod
-    def empty(cls, *shape: int) -> Softmax:
-        """Of nothing, for an `acc` of this shape.
-
-        Its top lies so far above MASKED that masked keys weigh nothing before any seen one.
-        """
-        zeros = jnp.zeros(shape, jnp.float32)
-        return cls(jnp.full(shape[:-1], MASKED / 2, jnp.float32), zeros[..., 0], zeros)
-
-    def add(self, scores: Array, seen: Array, weigh: str, values: Array) -> Softmax:
-        """With more scores [..., keys], those `seen`; `weigh` is the einsum of weights and V."""
-        scores = jnp.where(seen, scores, MASKED)
-        top = jnp.maximum(self.top, scores.max(-1))
-        weights = jnp.exp(scores - top[..., None])
-        fade = jnp.exp(self.top - top)
-        return Softmax(
-            top,
-            self.total * fade + weights.sum(-1),
-            self.acc * fade[..., None] + jnp.einsum(weigh, weights, values, precision=EXACT),
-        )
-
-    def result(self) -> Array:
-        """acc over total; 0 where nothing was seen."""
-        return self.acc / jnp.maximum(self.total, jnp.finfo(jnp.float32).tiny)[..., None]
 
 
 def attend_xla(
@@ -99,26 +71,31 @@ def decode_by_row(
     """
     num_rows, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = layer_kv.k.shape
-    blocks = _chunk_blocks(ROW_CHUNK_TOKENS, block_size, step.block_tables.shape[1])
+    blocks = chunk_blocks(ROW_CHUNK_TOKENS, block_size, step.block_tables.shape[1])
     size = blocks * block_size
-    tables = _whole_chunks(step.block_tables, blocks)
+    tables = whole_chunks(step.block_tables, blocks)
     merged = _merged_heads(num_kv_heads, num_heads // num_kv_heads)
     queries = _merge_queries(q, num_kv_heads, merged)  # [B, K / merged, heads, merged * H]
+    begin, shared = attend_prefixes(q, layer_kv, step, sliding_window=sliding_window)
+    if shared is not None:
+        acc = _merge_queries(shared.acc.reshape(q.shape), num_kv_heads, merged)
+        top, total = (part.reshape(acc.shape[:-1]) for part in (shared.top, shared.total))
+        shared = Softmax(top, total, acc)
 
     def add_row(row: Array, out: Array) -> Array:
         end = step.context_lens[row]
-        start = _first_seen(end - 1, sliding_window)
+        start = jnp.maximum(first_seen(end - 1, sliding_window), begin[row])
 
         def add_chunk(chunk: Array, state: Softmax) -> Softmax:
             ids = lax.dynamic_slice(tables, (row, chunk * blocks), (1, blocks))[0]
             key = chunk * size + jnp.arange(size)
             live = (key < end) & (key >= start)
-            k, v = _heads_first(*_gather(layer_kv, ids, live), merged)
+            k, v = heads_first(*gather(layer_kv, ids, live), merged)
             scores = jnp.einsum("mnx,msx->mns", queries[row], k, precision=EXACT)
             return state.add(scores, live[None, None], "mns,msx->mnx", v)
 
         last = (end + size - 1) // size
-        state = Softmax.empty(*queries.shape[1:])
+        state = Softmax.empty(*queries.shape[1:]) if shared is None else shared.at(row)
         state = lax.fori_loop(start // size, last, add_chunk, state)
         return out.at[row].set(state.result())
 
@@ -135,24 +112,25 @@ def decode_batch(
     num_rows, _, head_dim = q.shape
     _, block_size, num_kv_heads, _ = layer_kv.k.shape
     width = step.block_tables.shape[1]
-    blocks = _chunk_blocks(BATCH_CHUNK_TOKENS, block_size, width)
+    blocks = chunk_blocks(BATCH_CHUNK_TOKENS, block_size, width)
     size = blocks * block_size
-    tables = _whole_chunks(step.block_tables, blocks)
+    tables = whole_chunks(step.block_tables, blocks)
     ends = step.context_lens
-    starts = _first_seen(ends - 1, sliding_window)
+    begin, shared = attend_prefixes(q, layer_kv, step, sliding_window=sliding_window)
+    starts = jnp.maximum(first_seen(ends - 1, sliding_window), begin)
     queries = q.reshape(num_rows, num_kv_heads, -1, head_dim)
 
     def add_chunk(chunk: Array, state: Softmax) -> Softmax:
         ids = lax.dynamic_slice(tables, (0, chunk * blocks), (num_rows, blocks))
         key = chunk * size + jnp.arange(size)
         live = (key[None] < ends[:, None]) & (key[None] >= starts[:, None])
-        k, v = _gather(layer_kv, ids, live)  # [B, size, K, H]
+        k, v = gather(layer_kv, ids, live)  # [B, size, K, H]
         scores = jnp.einsum("bkgh,bskh->bkgs", queries, k, precision=EXACT)
         return state.add(scores, live[:, None, None], "bkgs,bskh->bkgh", v)
 
     first = jnp.min(jnp.where(ends > 0, starts, width * block_size)) // size
     last = (jnp.max(ends) + size - 1) // size
-    state = lax.fori_loop(first, last, add_chunk, Softmax.empty(*queries.shape))
+    state = lax.fori_loop(first, last, add_chunk, shared or Softmax.empty(*queries.shape))
     return state.result().reshape(q.shape)
 
 
@@ -162,10 +140,10 @@ def _attend_tiles(
     """Tiles of up to TILE_TOKENS queries of one row against chunks of that row's keys."""
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = layer_kv.k.shape
-    blocks = _chunk_blocks(TILE_CHUNK_TOKENS, block_size, step.block_tables.shape[1])
+    blocks = chunk_blocks(TILE_CHUNK_TOKENS, block_size, step.block_tables.shape[1])
     size = blocks * block_size
     tile = min(TILE_TOKENS, num_tokens)
-    tables = _whole_chunks(step.block_tables, blocks)
+    tables = whole_chunks(step.block_tables, blocks)
     num_queries = jnp.diff(step.query_starts)
     tiles = (num_queries + tile - 1) // tile
     tile_ends = jnp.cumsum(tiles)
@@ -178,7 +156,7 @@ def _attend_tiles(
         count = jnp.minimum(num_queries[row] - skipped, tile)
         first_query = step.context_lens[row] - num_queries[row] + skipped
         end = first_query + count
-        start = _first_seen(first_query, sliding_window)
+        start = first_seen(first_query, sliding_window)
         position = first_query + jnp.arange(tile)  # of the queries
         queries = lax.dynamic_slice(padded, (begin, 0, 0), (tile, num_heads, head_dim))
         queries = queries.reshape(tile, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
@@ -187,7 +165,7 @@ def _attend_tiles(
             ids = lax.dynamic_slice(tables, (row, chunk * blocks), (1, blocks))[0]
             key = chunk * size + jnp.arange(size)
             live = (key < end) & (key >= start)
-            k, v = _heads_first(*_gather(layer_kv, ids, live), 1)  # [K, size, H]
+            k, v = heads_first(*gather(layer_kv, ids, live), 1)  # [K, size, H]
             seen = (key[None] <= position[:, None]) & live[None]
             if sliding_window is not None:
                 seen &= key[None] > position[:, None] - sliding_window
@@ -203,48 +181,6 @@ def _attend_tiles(
     # A tile's tail reaches into the next row, which is written after it.
     out = lax.fori_loop(0, tile_ends[-1], add_tile, jnp.zeros_like(padded))
     return out[:num_tokens]
-
-
-def _chunk_blocks(tokens: int, block_size: int, table_width: int) -> int:
-    return min(max(1, tokens // block_size), table_width)
-
-
-def _whole_chunks(tables: Array, blocks: int) -> Array:
-    """Tables widened to whole chunks: a slice past the end would be moved, not cut."""
-    return jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % blocks)))
-
-
-def _first_seen(position: Array, sliding_window: int | None) -> Array:
-    """The first position that a query at `position` sees."""
-    if sliding_window is None:
-        return jnp.zeros_like(position)
-    return jnp.maximum(position - sliding_window + 1, 0)
-
-
-def _gather(layer_kv: LayerKV, ids: Array, live: Array) -> tuple[Array, Array]:
-    """K and V of blocks `ids` [..., blocks] as float32 [..., tokens, K, H].
-
-    V is 0 where not live: a weight of 0 times a stale NaN would be NaN. K may hold anything
-    there, since such scores are replaced, not multiplied.
-    """
-
-    def taken(pool: Array) -> Array:
-        num_blocks, _, num_kv_heads, head_dim = pool.shape
-        flat = pool.reshape(num_blocks, -1).at[ids].get(mode="clip")
-        return flat.reshape(*live.shape, num_kv_heads, head_dim)
-
-    v = jnp.where(live[..., None, None], taken(layer_kv.v), 0)
-    return taken(layer_kv.k).astype(jnp.float32), v.astype(jnp.float32)
-
-
-def _heads_first(k: Array, v: Array, merged: int) -> tuple[Array, Array]:
-    """[tokens, K, H] twice as [K / merged, tokens, merged * H]: one matrix for each product.
-
-    The barrier keeps XLA from turning the transpose into strides that its products are slow in.
-    """
-    tokens, _, head_dim = k.shape
-    k, v = (array.reshape(tokens, -1, merged * head_dim).transpose(1, 0, 2) for array in (k, v))
-    return lax.optimization_barrier((k, v))
 
 
 def _merged_heads(num_kv_heads: int, group: int) -> int:

@@ -8,13 +8,18 @@ size. Constructors: inputs.py builds a StepInput, settings.py a SamplingInput.
     tokens         a  b  c  d  e  f  g  .         3 prefill tokens, an empty padding row; T = 8
     slots          live slots < P*S        P*S    padding tokens: distinct slots >= P*S (dropped)
     logit_index          2  3        6            R draws read the hidden state of these tokens
+
+A mixed step, num_decode_rows 4, of which 3 are live, and one prefill row of 2 tokens:
+
+    tokens         a  b  c  .  d  e  .            T = 7, B = 5
+    query_starts   0  1  2  3  4  6               row 3 is padding: one token, context_lens 0
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -50,7 +55,9 @@ class StepInput:
     A row's queries are its last tokens: row b holds tokens query_starts[b]:query_starts[b+1],
     and their positions end at context_lens[b] - 1. Padding rows have context_lens 0.
     Where T == B every live row has one token: token b is row b's (a step with longer rows whose
-    tokens happen to be as many as its rows is padded by one token).
+    tokens happen to be as many as its rows is padded by one token). In a mixed step that holds of
+    the first `num_decode_rows` rows, and the others follow; there a padding row has its token.
+    `group_rows` changes no result: those rows have the same leading blocks, which may be read once.
     """
 
     tokens: Leaf  # [T]
@@ -62,6 +69,13 @@ class StepInput:
     token_source: Leaf  # [B] 0: tokens as given; d+1: the row's last token is previous draw d
     prompt_lens: Leaf  # [B] tokens of the row's own prompt (dynamic rope scaling reads it)
     logit_index: Leaf  # [R] index into T of the token whose logits a draw reads; 0 for padding
+    group_rows: Leaf = None  # [G, B] the decode rows of each group, then B; None: no groups
+    prefix_lens: Leaf = None  # [G] tokens, whole blocks, that a group shares; 0 for padding
+    num_decode_rows: int = field(default=0, metadata={"static": True})  # of a mixed step, else 0
+
+    @property
+    def is_decode(self) -> bool:
+        return self.tokens.shape[0] == self.block_tables.shape[0]
 
 
 @register_dataclass
@@ -151,6 +165,8 @@ class StepShape:
     num_rows: int  # B
     table_width: int  # M
     num_draws: int  # R
+    num_decode_rows: int = 0  # of a mixed step
+    num_groups: int = 0  # G
 
     @property
     def is_decode(self) -> bool:
@@ -164,6 +180,7 @@ class StepShape:
     def fields(self) -> dict[str, tuple[int, ...]]:
         """The shape of each field of StepInput, in the order they are packed in."""
         tokens, rows, width = self.num_tokens, self.num_rows, self.table_width
+        groups = {"group_rows": (self.num_groups, rows), "prefix_lens": (self.num_groups,)}
         return {
             "tokens": (tokens,),
             "positions": (tokens,),
@@ -174,16 +191,24 @@ class StepShape:
             "token_source": (rows,),
             "prompt_lens": (rows,),
             "logit_index": (self.num_draws,),
+            **(groups if self.num_groups else {}),
         }
 
     @classmethod
     def of(cls, step: StepInput) -> StepShape:
         rows, width = step.block_tables.shape
-        return cls(step.tokens.shape[0], rows, width, step.logit_index.shape[0])
+        return cls(
+            num_tokens=step.tokens.shape[0],
+            num_rows=rows,
+            table_width=width,
+            num_draws=step.logit_index.shape[0],
+            num_decode_rows=step.num_decode_rows,
+            num_groups=0 if step.prefix_lens is None else step.prefix_lens.shape[0],
+        )
 
 
 def pack(step: StepInput) -> np.ndarray:
-    """A NumPy StepInput as one fresh int32 vector: one transfer instead of nine."""
+    """A NumPy StepInput as one fresh int32 vector: one transfer instead of nine and more."""
     names = StepShape.of(step).fields()
     return np.concatenate([np.ravel(getattr(step, name)) for name in names], dtype=np.int32)
 
@@ -197,7 +222,7 @@ def unpack(vector: Array | np.ndarray, shape: StepShape) -> StepInput:
         end = start + math.prod(size)
         parts[name] = vector[start:end].reshape(size)
         start = end
-    return StepInput(**parts)
+    return StepInput(**parts, num_decode_rows=shape.num_decode_rows)
 
 
 Attention = Callable[[Array, Array, Array, LayerKV, StepInput], tuple[Array, LayerKV]]

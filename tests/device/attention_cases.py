@@ -38,6 +38,10 @@ class Case:
     spare_width: int = 2
     order: tuple[int, ...] | None = None
     """Which row of `rows` stands at each place of the batch; its numbers go with it."""
+    groups: tuple[tuple[tuple[int, ...], int], ...] = ()
+    """(rows, tokens they share: whole blocks) of a decode step; places of the batch too."""
+    num_decode_rows: int = 0
+    """A mixed step: the first rows, one token each, padded to so many."""
     causal_shift: int = 0
     """Moves the oracle's mask: a wrong oracle, to prove that the comparison would notice."""
 
@@ -46,18 +50,33 @@ class Case:
         return all(fed <= 1 for _, fed in self.rows) and not self.spare_tokens
 
     @property
+    def num_padding_decodes(self) -> int:
+        """Padding rows between the decode rows of a mixed step and the others."""
+        live = next((i for i, (_, fed) in enumerate(self.rows) if fed > 1), len(self.rows))
+        return self.num_decode_rows - live if self.num_decode_rows else 0
+
+    @property
     def num_rows(self) -> int:
-        return len(self.rows) + self.spare_rows
+        return len(self.rows) + self.num_padding_decodes + self.spare_rows
+
+    def leader(self, row: int) -> tuple[int, int]:
+        """(the first row of the row's group, tokens it shares with it)."""
+        return next(((rows[0], n) for rows, n in self.groups if row in rows), (row, 0))
 
     @property
     def num_tokens(self) -> int:
-        tokens = sum(fed for _, fed in self.rows) + self.spare_tokens
+        tokens = sum(fed for _, fed in self.rows) + self.spare_tokens + self.num_padding_decodes
         if self.is_decode:
             return self.num_rows
         return tokens + 1 if tokens == self.num_rows else tokens
 
     @property
-    def places(self) -> tuple[int, ...]:
+    def places(self) -> tuple[int | None, ...]:
+        """The row at each place; None: padding."""
+        if self.num_decode_rows:
+            live = self.num_decode_rows - self.num_padding_decodes
+            rows = range(len(self.rows))
+            return (*rows[:live], *[None] * self.num_padding_decodes, *rows[live:])
         return self.order or tuple(range(len(self.rows)))
 
 
@@ -87,6 +106,10 @@ def build(case: Case) -> Problem:
     expected, tokens, end = np.zeros(q.shape), {}, 0
     free = iter(rng.permutation(np.arange(1, num_pool_blocks)))
     for place, row in enumerate(case.places):
+        if row is None:
+            end += 1
+            step.query_starts[place + 1 :] = end
+            continue
         context, fed = case.rows[row]
         first = place if case.is_decode else end
         end = first + fed
@@ -95,10 +118,14 @@ def build(case: Case) -> Problem:
         q[first:end], kv[:, first:end] = queries, history[:, context - fed :]
         expected[first:end] = dense_attention(case, queries, history)
         blocks = np.array([next(free) for _ in range(num_blocks[row])], np.int32)
+        leader, shared = case.leader(row)
+        if leader != row:
+            blocks[: shared // size] = step.block_tables[leader, : shared // size]
         slots = (blocks[:, None] * size + np.arange(size)).reshape(-1)[:context]
         for pool, past in zip(pools, history, strict=True):
             pool.reshape(-1, *pool_shape[2:])[slots[: context - fed]] = past[: context - fed]
-        oldest = 0 if case.window is None else max(0, context - fed + 1 - case.window)
+        is_kept = case.window is None or bool(case.groups)
+        oldest = 0 if is_kept else max(0, context - fed + 1 - (case.window or 0))
         pools.reshape(2, -1, *pool_shape[2:])[:, slots[: min(oldest, context - fed)]] = np.nan
         blocks[: oldest // size] = 0
         step.block_tables[place, : len(blocks)] = blocks
@@ -106,6 +133,9 @@ def build(case: Case) -> Problem:
         step.slots[first:end] = slots[context - fed :]
         step.context_lens[place] = context
         step.query_starts[place + 1 :] = end
+    for group, (rows, shared) in enumerate(case.groups):
+        step.group_rows[group, : len(rows)] = rows
+        step.prefix_lens[group] = shared
     if case.is_decode:
         step.query_starts[:] = np.minimum(np.arange(case.num_rows + 1), len(case.rows))
     q, k, v = (_rounded(array, case.dtype) for array in (q, *kv))
@@ -172,6 +202,9 @@ def _row_numbers(case: Case, row: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng((1, row))
     queries = rng.standard_normal((fed, case.num_kv_heads * case.group, case.head_dim))
     history = rng.standard_normal((2, context, case.num_kv_heads, case.head_dim))
+    leader, shared = case.leader(row)
+    if leader != row:
+        history[:, :shared] = _row_numbers(case, leader)[1][:, :shared]
     return tuple(
         np.asarray(_rounded(array, case.dtype).astype(jnp.float32), np.float64)
         for array in (queries, history)
@@ -198,4 +231,7 @@ def _padding_step(
         token_source=np.zeros(rows, np.int32),
         prompt_lens=np.zeros(rows, np.int32),
         logit_index=np.zeros(rows, np.int32),
+        group_rows=np.full((len(case.groups) + 1, rows), rows, np.int32) if case.groups else None,
+        prefix_lens=np.zeros(len(case.groups) + 1, np.int32) if case.groups else None,
+        num_decode_rows=case.num_decode_rows,
     )

@@ -33,14 +33,52 @@ CASES = {
     "prefill window": Case(rows=((LONG, 90), (30, 30), (5, 1)), block_size=16, window=20),
     "mixed": Case(rows=((50, 1), (23, 9), (0, 0), (17, 17), (1, 1)), spare_rows=2, spare_tokens=3),
     "mixed block size 1": Case(rows=((70, 1), (20, 5)), block_size=1, num_kv_heads=1, group=8),
+    "mixed step": Case(
+        rows=((50, 1), (1, 1), (23, 9), (0, 0), (17, 17)),
+        num_decode_rows=4,
+        group=3,
+        spare_rows=1,
+        spare_tokens=3,
+    ),
+    "mixed step window": Case(
+        rows=((LONG, 1), (90, 40)), num_decode_rows=1, window=17, spare_tokens=1, block_size=7
+    ),
+    "shared": Case(
+        rows=((LONG, 1), (270, 1), (9, 1), (260, 1), (31, 1), (40, 1), (0, 0)),
+        groups=(((0, 1, 3), 256), ((4, 5), 28)),
+        group=3,
+        spare_rows=2,
+    ),
+    "shared by more than a tile": Case(
+        rows=tuple((70 + row, 1) for row in range(19)), groups=((tuple(range(19)), 64),)
+    ),
+    "shared window": Case(
+        rows=((LONG, 1), (200, 1), (170, 1)), groups=(((0, 1, 2), 168),), window=60, block_size=7
+    ),
     "bfloat16": Case(rows=((LONG, 1), (20, 20)), dtype="bfloat16", group=3, block_size=16),
     "bfloat16 decode": Case(rows=((LONG, 1), (20, 1)), dtype="bfloat16", group=3, block_size=16),
     "float16": Case(rows=((LONG, 1), (20, 20)), dtype="float16", group=3, block_size=16),
 }
 
 
-REFERENCE = ("decode edges", "decode window", "mixed", "prefill window", "bfloat16", "float16")
-BATCH = ("decode edges", "decode long beside short", "decode window", "bfloat16 decode")
+REFERENCE = (
+    "decode edges",
+    "decode window",
+    "mixed",
+    "mixed step",
+    "shared",
+    "prefill window",
+    "bfloat16",
+    "float16",
+)
+BATCH = (
+    "shared",
+    "shared window",
+    "decode edges",
+    "decode long beside short",
+    "decode window",
+    "bfloat16 decode",
+)
 CHECKS = (
     *(("xla", name) for name in CASES),
     *(("reference", name) for name in REFERENCE),
@@ -57,7 +95,7 @@ def test_equals_dense_attention(backend: str, name: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_padding_and_empty_rows_give_exactly_zero(backend: str) -> None:
-    for name in ("decode edges", "mixed"):
+    for name in ("decode edges", "mixed", "mixed step", "shared"):
         case = CASES[name]
         problem = build(case)
         live = np.concatenate(list(problem.tokens.values()))
@@ -67,7 +105,7 @@ def test_padding_and_empty_rows_give_exactly_zero(backend: str) -> None:
         assert not run(backend, case, problem)[dead].any()
 
 
-@pytest.mark.parametrize("name", ["decode edges", "mixed", "bfloat16"])
+@pytest.mark.parametrize("name", ["decode edges", "mixed", "mixed step", "shared", "bfloat16"])
 def test_the_tolerance_would_notice(name: str) -> None:
     case = CASES[name]
     problem = build(case)

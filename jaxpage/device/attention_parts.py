@@ -1,0 +1,99 @@
+"""What the loops of paged attention are made of: an online softmax and chunks of gathered blocks.
+
+The online softmax is that of FlashAttention (Dao et al. 2022, algorithm 1); its state for one
+query is the largest score so far, the sum of weights and the weighted sum of V, all float32.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxpage.device.types import LayerKV
+
+MASKED = -1e30
+"""A finite floor for masked scores: -inf minus -inf would be NaN."""
+EXACT = lax.Precision.HIGHEST
+"""float32 as promised: a GPU would take TF32 without being told."""
+
+
+class Softmax(NamedTuple):
+    """An online softmax: top and total [...], acc [..., H]."""
+
+    top: Array
+    total: Array
+    acc: Array
+
+    @classmethod
+    def empty(cls, *shape: int) -> Softmax:
+        """Of nothing, for an `acc` of this shape.
+
+        Its top lies so far above MASKED that masked keys weigh nothing before any seen one.
+        """
+        zeros = jnp.zeros(shape, jnp.float32)
+        return cls(jnp.full(shape[:-1], MASKED / 2, jnp.float32), zeros[..., 0], zeros)
+
+    def at(self, row: Array) -> Softmax:
+        """That of one row."""
+        return Softmax(self.top[row], self.total[row], self.acc[row])
+
+    def add(self, scores: Array, seen: Array, weigh: str, values: Array) -> Softmax:
+        """With more scores [..., keys], those `seen`; `weigh` is the einsum of weights and V."""
+        scores = jnp.where(seen, scores, MASKED)
+        top = jnp.maximum(self.top, scores.max(-1))
+        weights = jnp.exp(scores - top[..., None])
+        fade = jnp.exp(self.top - top)
+        return Softmax(
+            top,
+            self.total * fade + weights.sum(-1),
+            self.acc * fade[..., None] + jnp.einsum(weigh, weights, values, precision=EXACT),
+        )
+
+    def result(self) -> Array:
+        """acc over total; 0 where nothing was seen."""
+        return self.acc / jnp.maximum(self.total, jnp.finfo(jnp.float32).tiny)[..., None]
+
+
+def chunk_blocks(tokens: int, block_size: int, table_width: int) -> int:
+    """Blocks of a chunk of about so many tokens."""
+    return min(max(1, tokens // block_size), table_width)
+
+
+def whole_chunks(tables: Array, blocks: int) -> Array:
+    """Tables [B, M] widened to whole chunks: a slice past the end would be moved, not cut."""
+    return jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % blocks)))
+
+
+def first_seen(position: Array, sliding_window: int | None) -> Array:
+    """The first position that a query at `position` sees."""
+    if sliding_window is None:
+        return jnp.zeros_like(position)
+    return jnp.maximum(position - sliding_window + 1, 0)
+
+
+def gather(layer_kv: LayerKV, ids: Array, live: Array) -> tuple[Array, Array]:
+    """K and V of blocks `ids` [..., blocks] as float32 [..., tokens, K, H].
+
+    V is 0 where not live: a weight of 0 times a stale NaN would be NaN. K may hold anything
+    there, since such scores are replaced, not multiplied.
+    """
+
+    def taken(pool: Array) -> Array:
+        num_blocks, _, num_kv_heads, head_dim = pool.shape
+        flat = pool.reshape(num_blocks, -1).at[ids].get(mode="clip")
+        return flat.reshape(*live.shape, num_kv_heads, head_dim)
+
+    v = jnp.where(live[..., None, None], taken(layer_kv.v), 0)
+    return taken(layer_kv.k).astype(jnp.float32), v.astype(jnp.float32)
+
+
+def heads_first(k: Array, v: Array, merged: int) -> tuple[Array, Array]:
+    """[tokens, K, H] twice as [K / merged, tokens, merged * H]: one matrix for each product.
+
+    The barrier keeps XLA from turning the transpose into strides that its products are slow in.
+    """
+    tokens, _, head_dim = k.shape
+    k, v = (array.reshape(tokens, -1, merged * head_dim).transpose(1, 0, 2) for array in (k, v))
+    return lax.optimization_barrier((k, v))

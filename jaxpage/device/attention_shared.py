@@ -1,0 +1,87 @@
+"""Attention to leading blocks that several rows of a decode step share: read once for them all.
+
+The queries of a group are stacked into tiles against the shared keys; what a row then adds of its
+own goes on from there (Hydragen, Juravsky et al. 2024, merges two softmaxes; an online one needs
+no merging). The blocks are read through the table of the group's first row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from jaxpage.device.attention_parts import (
+    EXACT,
+    Softmax,
+    chunk_blocks,
+    first_seen,
+    gather,
+    heads_first,
+    whole_chunks,
+)
+from jaxpage.device.types import LayerKV, StepInput
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+CHUNK_TOKENS = 128
+TILE_ROWS = 16
+"""Rows whose queries are stacked; a group's last tile is padded to it."""
+
+
+def attend_prefixes(
+    q: Float[Array, "B N H"], layer_kv: LayerKV, step: StepInput, *, sliding_window: int | None
+) -> tuple[Int[Array, "B"], Softmax | None]:
+    """(the position each row's own keys begin at, the softmax of those before) of a decode step.
+
+    The softmax is [B, K, N / K, ...]; None where the step has no groups. `q` is float32, scaled.
+    """
+    num_rows, num_heads, head_dim = q.shape
+    if step.group_rows is None or step.prefix_lens is None:
+        return jnp.zeros(num_rows, jnp.int32), None
+    _, block_size, num_kv_heads, _ = layer_kv.k.shape
+    blocks = chunk_blocks(CHUNK_TOKENS, block_size, step.block_tables.shape[1])
+    size = blocks * block_size
+    tables = whole_chunks(step.block_tables, blocks)
+    tile = min(TILE_ROWS, num_rows)
+    group_rows = jnp.pad(step.group_rows, ((0, 0), (0, tile)), constant_values=num_rows)
+    counts = (step.group_rows < num_rows).sum(1, dtype=jnp.int32)
+    tiles = jnp.where(step.prefix_lens > 0, (counts + tile - 1) // tile, 0)
+    tile_ends = jnp.cumsum(tiles)
+
+    def add_tile(index: Array, state: Softmax) -> Softmax:
+        group = jnp.searchsorted(tile_ends, index, side="right")
+        skipped = (index - tile_ends[group] + tiles[group]) * tile
+        rows = lax.dynamic_slice(group_rows, (group, skipped), (1, tile))[0]
+        end = step.prefix_lens[group]
+        position = step.context_lens.at[rows].get(mode="fill", fill_value=2**30) - 1
+        starts = first_seen(position, sliding_window)  # beyond the end for padding
+        queries = q.at[rows].get(mode="fill", fill_value=0)
+        queries = queries.reshape(tile, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
+
+        def add_chunk(chunk: Array, part: Softmax) -> Softmax:
+            at = (group_rows[group, 0], chunk * blocks)
+            ids = lax.dynamic_slice(tables, at, (1, blocks))[0]
+            key = chunk * size + jnp.arange(size)
+            live = (key < end) & (key >= starts.min())
+            k, v = heads_first(*gather(layer_kv, ids, live), 1)  # [K, size, H]
+            seen = live[None] & (key[None] >= starts[:, None])
+            scores = jnp.einsum("kgth,ksh->kgts", queries, k, precision=EXACT)
+            return part.add(scores, seen[None, None], "kgts,ksh->kgth", v)
+
+        part = Softmax.empty(*queries.shape)
+        part = lax.fori_loop(starts.min() // size, (end + size - 1) // size, add_chunk, part)
+        top, total, acc = (jnp.moveaxis(leaf, 2, 0) for leaf in part)
+        return Softmax(
+            state.top.at[rows].set(top, mode="drop"),
+            state.total.at[rows].set(total, mode="drop"),
+            state.acc.at[rows].set(acc, mode="drop"),
+        )
+
+    none = Softmax.empty(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    shared = lax.fori_loop(0, tile_ends[-1], add_tile, none)
+    lens = jnp.broadcast_to(step.prefix_lens[:, None], step.group_rows.shape)
+    begin = jnp.zeros(num_rows, jnp.int32).at[step.group_rows].set(lens, mode="drop")
+    return begin, shared
