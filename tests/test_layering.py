@@ -45,15 +45,17 @@ ROOMS = {
         "jax numpy ml_dtypes orbax huggingface_hub",
     ),
     "jaxpage.host": Room(f"jaxpage.host {HOST}"),
+    "jaxpage.native": Room("jaxpage.native jaxpage.errors", "jax numpy"),
     "jaxpage.device": Room("jaxpage.device jaxpage.config jaxpage.errors", "jax numpy jaxtyping"),
     "jaxpage.device.attention": Room(
-        "jaxpage.device jaxpage.config jaxpage.errors pallas_kernels", "jax numpy jaxtyping"
+        "jaxpage.device jaxpage.native jaxpage.config jaxpage.errors pallas_kernels",
+        "jax numpy jaxtyping",
     ),
     "jaxpage.models": Room(
-        "jaxpage.models jaxpage.config jaxpage.errors", "jax numpy flax jaxtyping"
+        "jaxpage.models jaxpage.native jaxpage.config jaxpage.errors", "jax numpy flax jaxtyping"
     ),
     "jaxpage.engine": Room(
-        "jaxpage.engine jaxpage.host jaxpage.device jaxpage.models jaxpage.checkpoint "
+        "jaxpage.engine jaxpage.host jaxpage.device jaxpage.models jaxpage.native jaxpage.checkpoint "
         f"jaxpage.later jaxpage.memory {HOST} {TEXT}",
         "jax numpy tqdm",
     ),

@@ -145,8 +145,8 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     add("--preemption", choices=("auto", "recompute", "swap"), default="auto",
         help=f"auto: recompute (swap {_LATER})")  # fmt: skip
     add("--swap-blocks", type=int, default=0, metavar="N", help=f"blocks in host memory ({_LATER})")
-    add("--attention", choices=("auto", "xla", "reference", "pallas"), default="auto",
-        help=f"auto: xla (pallas {_LATER})")  # fmt: skip
+    add("--attention", choices=("auto", "xla", "native", "reference", "pallas"),
+        default="auto", help=f"auto: native on a CPU where it is built, else xla (pallas {_LATER})")  # fmt: skip
     add("--tensor-parallel-size", type=int, default=1, metavar="N",
         help=f"GPUs to split a model over (1; more {_LATER})")  # fmt: skip
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Literal
 
 import jax
 
+from jaxpage import native
 from jaxpage.config import DTYPES, DType, EngineConfig, ModelConfig
 from jaxpage.engine.batch import SMALLEST_PREFILL_TOKENS
 from jaxpage.errors import ConfigError
 from jaxpage.later import comes_later
 from jaxpage.sampling_params import MAX_SEED
+
+logger = logging.getLogger(__name__)
 
 MOST = 2**31 - 1
 """Most of anything that the device counts: its integers have 32 bits."""
@@ -40,7 +44,8 @@ class Options:
     preemption: Literal["auto", "recompute", "swap"] = "auto"
     """auto is recompute until swap arrives."""
     swap_blocks: int = 0
-    attention: Literal["auto", "xla", "reference", "pallas"] = "auto"
+    attention: Literal["auto", "xla", "native", "reference", "pallas"] = "auto"
+    """auto: native on a CPU where it is built, else xla. The products of the model follow."""
     tensor_parallel_size: int = 1
     seed: int | None = None
     """Starts the stream that requests without a seed of their own use; None: a random one."""
@@ -49,7 +54,7 @@ class Options:
         """These options; ConfigError for a value out of range or a feature of a later version."""
         _choice("dtype", self.dtype, ("auto", *DTYPES))
         _choice("preemption", self.preemption, ("auto", "recompute", "swap"))
-        _choice("attention", self.attention, ("auto", "xla", "reference", "pallas"))
+        _choice("attention", self.attention, ("auto", "xla", "native", "reference", "pallas"))
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
             _whole(name, getattr(self, name), 1, MOST_ROWS if name == "max_num_seqs" else MOST)
         for name in ("num_blocks", "max_model_len"):
@@ -75,6 +80,16 @@ class Options:
             return "float32" if jax.default_backend() == "cpu" else "bfloat16"
         return self.dtype
 
+    def attention_backend(self) -> Literal["xla", "native", "reference"]:
+        """What "auto" stands for here; a CPU that could do better gets a line of notice."""
+        if self.attention in ("native", "reference"):
+            return self.attention
+        if self.attention == "auto" and jax.default_backend() == "cpu":
+            if native.is_built():
+                return "native"
+            logger.warning(native.MISSING)
+        return "xla"
+
     def engine_config(self, config: ModelConfig) -> EngineConfig:
         """The engine's limits for a model."""
         longest = self.max_model_len or config.max_position_embeddings
@@ -90,7 +105,7 @@ class Options:
             max_num_batched_tokens=self.max_num_batched_tokens,
             # fewer rows than tokens: as many rows as tokens means decode to the device
             max_prefill_rows=max(1, min(MOST_PREFILL_ROWS, self.max_num_seqs, fewest_tokens - 1)),
-            attention="reference" if self.attention == "reference" else "xla",
+            attention=self.attention_backend(),
         )
 
 

@@ -34,6 +34,7 @@ from jaxpage.config import ModelConfig
 from jaxpage.models.layers import (
     INITIALIZERS,
     Linear,
+    LinearFn,
     RMSNorm,
     StepPositions,
     linear,
@@ -63,6 +64,7 @@ class Attention(nn.Module):
     """Grouped-query attention around the attention function that arrives as an argument."""
 
     config: ModelConfig
+    linear: LinearFn = linear
 
     @nn.compact
     def __call__(
@@ -76,32 +78,38 @@ class Attention(nn.Module):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         num_tokens, groups = x.shape[0], c.group_size
         features = (c.num_kv_heads, groups + 2, c.head_dim)
-        qkv = Linear(features, c.attention_bias, dtype, name="qkv")(x)
+        qkv = Linear(features, c.attention_bias, dtype, product=self.linear, name="qkv")(x)
         qkv = qkv.reshape(num_tokens, *features)
         q = qkv[:, :, :groups].reshape(num_tokens, c.num_heads, c.head_dim)
         k, v = qkv[:, :, groups], qkv[:, :, groups + 1]
         out, layer_kv = attention(rotate(q, *rotary), rotate(k, *rotary), v, layer_kv, step)
         out = out.reshape(num_tokens, c.num_heads * c.head_dim)
-        return Linear((c.hidden_size,), c.attention_bias, dtype, name="out")(out), layer_kv
+        project = Linear((c.hidden_size,), c.attention_bias, dtype, product=self.linear, name="out")
+        return project(out), layer_kv
 
 
 class MLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
     config: ModelConfig
+    linear: LinearFn = linear
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        gate_up = Linear((2, c.intermediate_size), c.mlp_bias, dtype, name="gate_up")(x)
-        gate, up = jnp.split(gate_up, 2, axis=-1)
-        return Linear((c.hidden_size,), c.mlp_bias, dtype, name="down")(nn.silu(gate) * up)
+        into = Linear(
+            (2, c.intermediate_size), c.mlp_bias, dtype, product=self.linear, name="gate_up"
+        )
+        gate, up = jnp.split(into(x), 2, axis=-1)
+        out_of = Linear((c.hidden_size,), c.mlp_bias, dtype, product=self.linear, name="down")
+        return out_of(nn.silu(gate) * up)
 
 
 class Block(nn.Module):
     """One layer: attention and MLP, each behind a norm and added to the stream."""
 
     config: ModelConfig
+    linear: LinearFn = linear
 
     @nn.compact
     def __call__(
@@ -114,10 +122,12 @@ class Block(nn.Module):
     ) -> tuple[Array, Any]:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         h = RMSNorm(c.rms_norm_eps, dtype, name="input_norm")(x)
-        h, layer_kv = Attention(c, name="attention")(h, rotary, layer_kv, step, attention)
+        h, layer_kv = Attention(c, self.linear, name="attention")(
+            h, rotary, layer_kv, step, attention
+        )
         x = x + h
         h = RMSNorm(c.rms_norm_eps, dtype, name="post_attention_norm")(x)
-        return x + MLP(c, name="mlp")(h), layer_kv
+        return x + MLP(c, self.linear, name="mlp")(h), layer_kv
 
 
 _TracedOnce = nn.jit(Block, static_argnums=(5,))
@@ -129,6 +139,7 @@ class Embedding(nn.Module):
     """A row of numbers a token id; the same matrix is the output head of tied models."""
 
     config: ModelConfig
+    linear: LinearFn = linear
 
     def setup(self) -> None:
         shape = (self.config.vocab_size, self.config.hidden_size)
@@ -140,21 +151,24 @@ class Embedding(nn.Module):
         return jnp.take(self.embedding, tokens, axis=0, mode="clip")
 
     def attend(self, x: Array) -> Array:
-        return linear(x, self.embedding, dtype=jnp.float32)
+        return self.linear(x, self.embedding, dtype=jnp.dtype(jnp.float32))
 
 
 class Llama(nn.Module):
     """The decoder: `__call__` gives hidden states, `logits` the next-token logits of some."""
 
     config: ModelConfig
+    linear: LinearFn = linear
 
     def setup(self) -> None:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        self.embed = Embedding(c)
-        self.layers = [_TracedOnce(c) for _ in range(c.num_layers)]
+        self.embed = Embedding(c, self.linear)
+        self.layers = [_TracedOnce(c, self.linear) for _ in range(c.num_layers)]
         self.final_norm = RMSNorm(c.rms_norm_eps, dtype)
         if not c.tie_word_embeddings:
-            self.lm_head = Linear((c.vocab_size,), False, dtype, jnp.dtype(jnp.float32))
+            self.lm_head = Linear(
+                (c.vocab_size,), False, dtype, jnp.dtype(jnp.float32), self.linear
+            )
 
     def __call__(
         self, cache: LayerCache, step: Step, attention: AttentionFn

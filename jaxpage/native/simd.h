@@ -1,0 +1,185 @@
+// Vectors of the widest width that a translation unit is compiled for, in the compiler's own
+// vector extensions: one source for AVX-512, AVX2, NEON and anything else. Every function is
+// inlined and in an unnamed namespace, so that no code of one width is ever shared with another.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+namespace {
+
+#define JAXPAGE_INLINE inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+constexpr int kColumns = 4;  // 4 x 4 accumulators of 32 registers
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+constexpr int kColumns = 2;  // 4 x 2 of 16 registers
+#else
+constexpr int kLanes = 4;
+constexpr int kColumns = 4;
+#endif
+constexpr int kRows = 4;  // of a tile of dot products, see dot_tile
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Bits __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t Halves __attribute__((vector_size(kLanes * 2)));
+
+struct BFloat16 {
+  uint16_t bits;
+};
+
+JAXPAGE_INLINE Vec splat(float value) { return Vec{} + value; }
+
+JAXPAGE_INLINE Vec load(const float* from) {
+  Vec value;
+  __builtin_memcpy(&value, from, sizeof value);
+  return value;
+}
+
+JAXPAGE_INLINE Vec load(const BFloat16* from) {  // bfloat16 is the upper half of a float
+  Halves halves;
+  __builtin_memcpy(&halves, from, sizeof halves);
+  return (Vec)(__builtin_convertvector(halves, Bits) << 16);
+}
+
+// The first `count` < kLanes entries, then zeros; nothing behind them is read.
+template <class T>
+JAXPAGE_INLINE Vec load_part(const T* from, int count) {
+  T padded[kLanes] = {};
+  if (kLanes > 8 && count == 8) {  // head sizes that are a multiple of 8: a copy of fixed size is one move
+    __builtin_memcpy(padded, from, (kLanes < 8 ? kLanes : 8) * sizeof(T));
+  } else {
+    for (int i = 0; i < count; ++i) padded[i] = from[i];
+  }
+  return load(padded);
+}
+
+JAXPAGE_INLINE void store(float* to, Vec value) { __builtin_memcpy(to, &value, sizeof value); }
+
+JAXPAGE_INLINE Vec larger(Vec a, Vec b) { return a > b ? a : b; }  // b where a is NaN
+
+template <int... kIndex>
+JAXPAGE_INLINE Vec shuffle(Vec a, Vec b, std::integer_sequence<int, kIndex...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, kIndex...);
+#else
+  return __builtin_shuffle(a, b, Ints{kIndex...});
+#endif
+}
+
+// Halves of segments: a and b hold kLanes / kSegment sums each, spread over kSegment lanes. The
+// result holds those of a, then those of b, spread over half as many.
+template <int kSegment, int kUpper, int... kOut>
+constexpr auto half_segments(std::integer_sequence<int, kOut...>) {
+  return std::integer_sequence<int, (kOut / (kSegment / 2)) * kSegment + kOut % (kSegment / 2) +
+                                        kUpper * (kSegment / 2)...>{};
+}
+
+template <int kSegment>
+JAXPAGE_INLINE Vec fold(Vec a, Vec b) {
+  constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
+  return shuffle(a, b, half_segments<kSegment, 0>(lanes)) +
+         shuffle(a, b, half_segments<kSegment, 1>(lanes));
+}
+
+// Lane i of the result is the sum of sums[i]. Every lane is added in the same order, so a sum
+// does not depend on its place. (15 additions and 30 shuffles for 16 sums of 16 lanes.)
+template <int kSegment = kLanes>
+JAXPAGE_INLINE Vec sum_each(const Vec* sums) {
+  if constexpr (kSegment == 1) {
+    return sums[0];
+  } else {
+    constexpr int kMany = kSegment / 2;
+    Vec folded[kMany];
+    for (int i = 0; i < kMany; ++i) {
+      folded[i] = fold<kSegment>(sums[2 * i], sums[2 * i + 1]);
+    }
+    return sum_each<kMany>(folded);
+  }
+}
+
+JAXPAGE_INLINE float sum_of(Vec v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int half = kLanes / 2; half; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  }
+  return lanes[0];
+}
+
+JAXPAGE_INLINE float max_of(Vec v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int half = kLanes / 2; half; half /= 2) {
+    for (int i = 0; i < half; ++i) {
+      lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+    }
+  }
+  return lanes[0];
+}
+
+// e to the x for x <= 0, to about one unit in the last place; 0 below -87, NaN stays NaN.
+// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor polynomial, 2^n by the exponent's bits.
+JAXPAGE_INLINE Vec exp_negative(Vec x) {
+  const Vec lowest = splat(-87.0f), rounder = splat(12582912.0f);  // 1.5 * 2^23
+  const Vec bounded = x < lowest ? lowest : x;
+  const Vec shifted = bounded * 1.44269504f + rounder;
+  const Vec n = shifted - rounder;
+  const Vec r = (bounded - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vec power = splat(1.0f / 5040);
+  power = power * r + 1.0f / 720;
+  power = power * r + 1.0f / 120;
+  power = power * r + 1.0f / 24;
+  power = power * r + 1.0f / 6;
+  power = power * r + 0.5f;
+  power = power * r + 1.0f;
+  power = power * r + 1.0f;
+  const Vec scale = (Vec)(((Ints)shifted - (Ints)rounder + 127) << 23);
+  return x < lowest ? splat(0) : power * scale;
+}
+
+// sums[row * kColumns' + column], row by row of a and column of b: a tile of dot products over
+// `size` entries. One accumulator a dot product: its order of addition is the same in any tile.
+template <int kUsed, class A, class Step>
+JAXPAGE_INLINE void dot_tile(const A* const* a, const float* const* b, int64_t size,
+                             Vec (*sums)[kRows], Step step) {
+  for (int c = 0; c < kUsed; ++c) {
+    for (int r = 0; r < kRows; ++r) sums[c][r] = Vec{};
+  }
+  const int64_t whole = size / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) {
+    Vec left[kRows];
+    for (int r = 0; r < kRows; ++r) left[r] = load(a[r] + i);
+    step(i);
+    for (int c = 0; c < kUsed; ++c) {
+      const Vec right = load(b[c] + i);
+      for (int r = 0; r < kRows; ++r) sums[c][r] += left[r] * right;
+    }
+  }
+  if (const int rest = static_cast<int>(size - whole)) {
+    Vec left[kRows];
+    for (int r = 0; r < kRows; ++r) left[r] = load_part(a[r] + whole, rest);
+    for (int c = 0; c < kUsed; ++c) {
+      const Vec right = load_part(b[c] + whole, rest);
+      for (int r = 0; r < kRows; ++r) sums[c][r] += left[r] * right;
+    }
+  }
+}
+
+// The sums of a tile as numbers: out[column][row].
+template <int kUsed>
+JAXPAGE_INLINE void finish_tile(const Vec (*sums)[kRows], float (*out)[kRows]) {
+  constexpr int kSums = (kUsed * kRows + kLanes - 1) / kLanes * kLanes;
+  Vec padded[kSums];
+  for (int i = 0; i < kSums; ++i) {
+    padded[i] = i < kUsed * kRows ? sums[i / kRows][i % kRows] : Vec{};
+  }
+  float flat[kSums];
+  for (int i = 0; i < kSums; i += kLanes) store(flat + i, sum_each(padded + i));
+  __builtin_memcpy(out, flat, sizeof(float) * kUsed * kRows);
+}
+
+}  // namespace
