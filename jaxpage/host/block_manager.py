@@ -121,7 +121,6 @@ class BlockManager(BlockTables):
                     for block in table.block_ids[:num_filled]
                 ),
                 num_stored=table.num_stored,
-                num_cached=table.num_cached,
                 space=table.space,
                 epoch=table.epoch,
             )
@@ -161,7 +160,7 @@ class BlockManager(BlockTables):
         device: dict[int, int] = {}  # host block: device block
         for seq_id, table in tables.items():
             block_ids = shown[seq_id]
-            num_cached = min(len(block_ids), table.num_cached)
+            num_cached = len(block_ids)
             for swapped in table.blocks[len(block_ids) :]:
                 filled = min(table.num_stored - len(block_ids) * size, size)
                 if swapped.host_block in device:
@@ -271,13 +270,12 @@ class BlockManager(BlockTables):
         self, table: SwappedTable, block_ids: tuple[int, ...], num_cached: int
     ) -> BlockTable:
         last = table.blocks[num_cached - 1].entry if num_cached else None
-        caching = table.epoch == self._prefixes.epoch
         return BlockTable(
             block_ids=block_ids,
             num_stored=table.num_stored,
             num_writable=table.num_stored,
             num_cached=num_cached,
-            cache_at=(num_cached + 1) * self.cache.block_size if caching else None,
+            cache_at=(num_cached + 1) * self.cache.block_size,
             parent=last or table.space,
             space=table.space,
             epoch=table.epoch,

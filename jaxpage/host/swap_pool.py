@@ -31,8 +31,6 @@ class SwappedTable:
 
     blocks: tuple[SwappedBlock, ...]
     num_stored: int
-    num_cached: int
-    """Leading blocks that were in the prefix cache."""
     space: Space
     epoch: int | None
 

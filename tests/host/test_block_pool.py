@@ -31,6 +31,22 @@ def test_a_shared_block_is_free_after_its_last_holder() -> None:
     assert pool.peak_used == 1
 
 
+def test_a_block_that_is_kept_is_idle_until_it_is_used_or_recycled() -> None:
+    pool = BlockPool(3)
+    first, second = pool.allocate(), pool.allocate()
+    assert pool.free(first, keep=True) and pool.free(second, keep=True)
+    assert (pool.num_idle, pool.num_free, pool.num_used) == (2, 1, 0)
+    pool.check_integrity()
+    pool.revive(first)
+    pool.recycle(second)
+    assert (pool.num_idle, pool.num_free, pool.num_used) == (0, 2, 1)
+    pool.check_integrity()
+    for operation in (pool.revive, pool.recycle):
+        for block in (first, second):
+            with pytest.raises(AssertionError, match="not idle"):
+                operation(block)
+
+
 @pytest.mark.parametrize("operation", ["free", "share"])
 @pytest.mark.parametrize("block", [-1, NULL_BLOCK, 1, 3])
 def test_what_is_not_in_use_is_neither_shared_nor_freed(operation: str, block: int) -> None:

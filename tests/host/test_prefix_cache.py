@@ -75,6 +75,29 @@ def test_blocks_are_cached_once_their_tokens_are_known() -> None:
     blocks.check_integrity()
 
 
+def test_of_two_full_blocks_only_the_known_one_is_cached() -> None:
+    blocks = manager(8)
+    blocks.open(1, 4, blocks.match([1, 2, 3, 4]))
+    blocks.store(1, 4, [1, 2, 3])
+    assert blocks.match([1, 2, 3, 4, 5]).num_tokens == 2
+    blocks.check_integrity()
+
+
+def test_a_block_that_waits_for_a_step_is_a_hit() -> None:
+    blocks = manager(4)
+    run(blocks, 1, "abc")
+    blocks.release(1, until_step=3)
+    tokens = [ord(letter) for letter in "abd"]
+    hit = blocks.match(tokens)
+    assert (hit.num_tokens, blocks.num_needed(3, hit), blocks.num_held) == (2, 1, 2)
+    blocks.open(2, 3, hit)
+    assert (blocks.num_held, blocks.num_free) == (1, 1)
+    blocks.check_integrity()
+    blocks.step_read(3)
+    assert (blocks.num_held, blocks.num_free) == (0, 2)
+    blocks.check_integrity()
+
+
 def test_nothing_is_cached_without_a_hit_or_with_caching_off() -> None:
     off = BlockManager(CacheConfig(4, 2))
     for blocks, hit in ((manager(4), None), (off, off.match([1, 2]))):
