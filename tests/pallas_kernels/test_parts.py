@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
-import inspect
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -18,6 +16,8 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import pallas_kernels
+from pallas_kernels._compat import lowering_for
+from pallas_kernels.config import Target
 from tests.pallas_kernels.cases import draw, run
 from tests.pallas_kernels.settings import SETTINGS, SMALL, Setting
 
@@ -106,27 +106,13 @@ def test_a_cut_into_parts_changes_nothing_but_the_last_bits() -> None:
     np.testing.assert_allclose(cut, whole, rtol=0, atol=1e-6)
 
 
-@contextlib.contextmanager
-def card() -> Iterator[None]:
-    """Lets a program be lowered for a GPU where there is none."""
-    if jax.__version_info__ < (0, 11):
-        yield
-        return
-    device: Any = vars(jax.sharding)["AbstractDevice"]
-    settings = {"device_kind": "NVIDIA A100", "num_cores": None, "platform": "gpu"}
-    known = inspect.signature(device).parameters
-    device = device(**{name: value for name, value in settings.items() if name in known})
-    mesh: Any = jax.sharding.AbstractMesh((), (), abstract_device=device)  # pyright: ignore[reportCallIssue] newer jax
-    with jax.sharding.use_abstract_mesh(mesh):
-        yield
-
-
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_lowers_for_a_card_that_is_not_there(name: str) -> None:
     """By itself: Triton in a program for CUDA, and nothing that is interpreted."""
     setting = SETTINGS[name]
     call = draw(setting, 0)
-    with card():
+    with lowering_for(Target(), "NVIDIA A100"):
         traced = jax.jit(attention(setting, interpret=None)).trace(*call.arguments, **call.scales)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "xla.gpu.triton" in text
