@@ -150,7 +150,9 @@ class _Part:
         queries = load(
             q.at[line[:, None], spec.columns], mask=spec.within(live), other=jnp.zeros((), q.dtype)
         )
-        start = starts[unit] + pl.program_id(1) * part[0]
+        start, end = starts[unit] + pl.program_id(1) * part[0], ends[unit]
+        if members is not None:  # a tile of padding reads nothing
+            end = jnp.where(jnp.max(live.astype(jnp.int32), axis=0) > 0, end, 0)
         state = attend(
             queries,
             pool,
@@ -158,7 +160,7 @@ class _Part:
             table_row=unit,
             kv_head=kv_head,
             start=start,
-            end=jnp.minimum(ends[unit], start + part[0]),
+            end=jnp.minimum(end, start + part[0]),
             first=None if firsts is None else load(firsts.at[row], mask=live, other=0),
         )
         line = (row * pl.num_programs(1) + pl.program_id(1)) * spec.num_heads + head
