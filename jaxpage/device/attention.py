@@ -12,6 +12,7 @@ sees its own token. All agree with `reference`, the plain float32 oracle:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxpage import native
-from jaxpage.device.attention_xla import EXACT, MASKED, attend_xla
+from jaxpage.device.attention_parts import EXACT, MASKED
+from jaxpage.device.attention_xla import attend_xla
 from jaxpage.device.kv_cache import write_kv
 from jaxpage.device.types import Attention, LayerKV, StepInput
 from jaxpage.errors import ConfigError
@@ -52,10 +54,43 @@ def make_attention(name: str, *, scale: float, sliding_window: int | None = None
         q: Array, k: Array, v: Array, layer_kv: LayerKV, step: StepInput
     ) -> tuple[Array, LayerKV]:
         layer_kv = write_kv(layer_kv, k, v, step.slots)
-        out = attend(q, layer_kv, step, scale=scale, sliding_window=sliding_window)
-        return out, layer_kv
+        out = [
+            attend(q[part], layer_kv, own, scale=scale, sliding_window=sliding_window)
+            for part, own in split_mixed(step)
+        ]
+        return jnp.concatenate(out) if len(out) > 1 else out[0], layer_kv
 
     return attention
+
+
+def split_mixed(step: StepInput) -> tuple[tuple[slice, StepInput], ...]:
+    """A mixed step as its decode step and its prefill step, each with its tokens; others whole.
+
+    So a backend only ever meets T == B or packed rows. The parts are for attention alone: what it
+    doesn't read stays as it was.
+    """
+    count = step.num_decode_rows
+    if not count:
+        return ((slice(None), step),)
+    first, rest = slice(None, count), slice(count, None)
+    starts = step.query_starts
+
+    def cut(part: slice, query_starts: Array) -> tuple[slice, StepInput]:
+        own = replace(
+            step,
+            tokens=step.tokens[part],
+            positions=step.positions[part],
+            slots=step.slots[part],
+            block_tables=step.block_tables[part],
+            context_lens=step.context_lens[part],
+            query_starts=query_starts,
+            token_source=step.token_source[part],
+            prompt_lens=step.prompt_lens[part],
+            num_decode_rows=0,
+        )
+        return part, own
+
+    return cut(first, starts[: count + 1]), cut(rest, starts[count:] - count)
 
 
 def attend_native(
