@@ -36,7 +36,8 @@ class Job:
     arrival_s: float = 0.0
     samples: int = 1
     prefix: int = 0
-    """Leading prompt tokens that all jobs with a prefix share."""
+    """Leading prompt tokens that all jobs of a tenant share."""
+    tenant: int = 0
 
 
 def sharegpt() -> list[tuple[int, int]]:

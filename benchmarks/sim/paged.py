@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.sim.cost import Site
 from benchmarks.sim.lengths import MAX_TOKENS, Job
 from benchmarks.sim.outcome import Meter, Outcome
 from jaxpage.config import CacheConfig, EngineConfig
+from jaxpage.host.block_manager import BlockManager
 from jaxpage.host.plan import Request, StepPlan, StepResult
 from jaxpage.host.scheduler import Scheduler
 from jaxpage.sampling_params import SamplingParams
 
 _PREFIX_IDS = 1 << 30
-"""Token ids of the shared prefix begin here; every other prompt token is its own."""
+"""Token ids of shared prefixes are multiples of this and above; other prompt tokens are unique."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ class Engine:
         self.finish_s.append(None)
         first = self._next_token
         self._next_token += job.prompt - job.prefix
-        prompt = (*range(_PREFIX_IDS, _PREFIX_IDS + job.prefix), *range(first, self._next_token))
+        shared = _PREFIX_IDS * (job.tenant + 1)
+        prompt = (*range(shared, shared + job.prefix), *range(first, self._next_token))
         params = SamplingParams(
             n=job.samples, max_tokens=job.output, ignore_eos=True, detokenize=False
         )
@@ -91,7 +94,7 @@ class Engine:
         seconds = self._price(plan)
         self.clock += seconds
         scheduler.update(plan, answer(plan))
-        blocks = scheduler._planner.blocks  # counts that no engine needs, so not public
+        blocks = self.blocks
         self.meter.add(
             seconds,
             batch=scheduler.num_running,
@@ -102,6 +105,12 @@ class Engine:
         )
         self._take_news()
         return True
+
+    @property
+    def blocks(self) -> BlockManager:
+        """Counts that no engine needs, so they are not public."""
+        planner: Any = self.scheduler._planner
+        return getattr(planner, "books", planner).blocks
 
     def outcome(self) -> Outcome:
         counters = self.scheduler.counters

@@ -1,0 +1,155 @@
+"""A decode step with parts of it left out: what each part costs is what is saved without it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxpage.config import ModelConfig
+from jaxpage.device import step as device_step
+from jaxpage.device.attention import make_attention
+from jaxpage.device.inputs import decode_input
+from jaxpage.device.kv_cache import init_cache, write_kv
+from jaxpage.device.settings import greedy_sampling
+from jaxpage.device.types import DrawInput, StepInput
+from jaxpage.models.llama import Llama
+from jaxpage.models.registry import LINEARS
+
+BLOCK_SIZE = 16
+PARTS = (
+    "attention", "KV write", "QKV and O", "MLP", "rest of the layers",
+    "LM head", "sampling", "host", "dispatch",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A model on the device at hand, with one backend for attention and for matrix products."""
+
+    config: ModelConfig
+    params: dict[str, Any]
+    attention: str
+    linear: str
+
+
+def step_costs(
+    bench: Bench, rows: int, contexts: list[int], rounds: int
+) -> dict[int, dict[str, float]]:
+    """Milliseconds of each part of a decode step but the host's, by context length."""
+    variants = {name: _compile(bench, name) for name in ("full", "write", "none", "mlp", "qkvo")}
+    head, draw, empty = _head(bench), _draw(bench), jax.jit(lambda params, x: x + 1)
+    most = max(contexts)
+    cache = init_cache(
+        bench.config, num_blocks=rows * -(-most // BLOCK_SIZE), block_size=BLOCK_SIZE
+    )
+    hidden = jnp.ones((rows, bench.config.hidden_size), jnp.dtype(bench.config.dtype))
+    small = jnp.zeros(rows, jnp.int32)
+    found: dict[int, dict[str, float]] = {}
+    for context in contexts:
+        step = jax.device_put(_step(rows, context, most))
+        times: dict[str, list[float]] = {}
+        for round_index in range(rounds + 1):
+            for name, program in variants.items():
+                start = time.perf_counter()
+                cache, out = program(bench.params, cache, step)
+                jax.block_until_ready(out)
+                if round_index:
+                    times.setdefault(name, []).append(time.perf_counter() - start)
+            for name, call in (
+                ("head", lambda: head(bench.params, hidden)),
+                ("draw", lambda: draw(bench.params, hidden, small)),
+                ("dispatch", lambda: empty(bench.params, small)),
+            ):
+                start = time.perf_counter()
+                jax.block_until_ready(call())
+                if round_index:
+                    times.setdefault(name, []).append(time.perf_counter() - start)
+        found[context] = _parts({name: 1e3 * statistics.median(t) for name, t in times.items()})
+    return found
+
+
+def _parts(ms: dict[str, float]) -> dict[str, float]:
+    layers = {
+        "attention": ms["full"] - ms["write"],
+        "KV write": ms["write"] - ms["none"],
+        "QKV and O": ms["full"] - ms["qkvo"],
+        "MLP": ms["full"] - ms["mlp"],
+    }
+    return {
+        **layers,
+        "rest of the layers": ms["full"] - sum(layers.values()),
+        "LM head": ms["head"] - ms["dispatch"],
+        "sampling": ms["draw"] - ms["head"],
+        "dispatch": 2 * ms["dispatch"],
+        "step": ms["full"] + ms["draw"],
+    }
+
+
+def _compile(bench: Bench, leave_out: str) -> Callable[..., Any]:
+    config = bench.config
+    product = LINEARS[bench.linear]  # pyright: ignore[reportArgumentType]  # a name from the command line
+    if leave_out in ("mlp", "qkvo"):
+        product = _without(config, product, leave_out)
+    attend: Any = make_attention(
+        bench.attention, scale=config.head_dim**-0.5, sliding_window=config.sliding_window
+    )
+    if leave_out == "write":
+        attend = lambda q, k, v, kv, step: (q, write_kv(kv, k, v, step.slots))  # noqa: E731
+    elif leave_out == "none":
+        # k and v are used a little, so that their products are not dropped
+        attend = lambda q, k, v, kv, step: (q + (k + v)[:, :1] * jnp.asarray(1e-9, q.dtype), kv)  # noqa: E731
+    model = Llama(config, product)
+
+    def run(params: Any, cache: Any, step: StepInput) -> Any:
+        hidden, cache = model.apply({"params": params}, cache, step, attend)
+        return cache, hidden
+
+    return jax.jit(run, donate_argnums=1)
+
+
+def _without(config: ModelConfig, product: Any, part: str) -> Any:
+    """The product that skips one part's weights: its result is the input's first columns."""
+    widths = {2 * config.intermediate_size, config.intermediate_size}
+
+    def skipping(x: Array, w: Array, bias: Array | None = None, *, dtype: Any = None) -> Array:
+        out = int(np.prod(w.shape[:-1]))
+        is_mlp = bool(widths & {out, w.shape[-1]})
+        if out == config.vocab_size or is_mlp != (part == "mlp"):
+            return product(x, w, bias, dtype=dtype)
+        repeats = -(-out // x.shape[1])
+        return jnp.tile(x, (1, repeats))[:, :out].astype(dtype or x.dtype)
+
+    return skipping
+
+
+def _head(bench: Bench) -> Callable[..., Any]:
+    model = Llama(bench.config, LINEARS[bench.linear])  # pyright: ignore[reportArgumentType]  # as above
+    return jax.jit(lambda params, x: model.apply({"params": params}, x, method="logits"))
+
+
+def _draw(bench: Bench) -> Callable[..., Any]:
+    model: Any = Llama(bench.config, LINEARS[bench.linear])  # pyright: ignore[reportArgumentType]  # as above
+
+    def run(params: Any, hidden: Array, small: Array) -> Any:
+        rows = hidden.shape[0]
+        sampling = replace(greedy_sampling(rows), temperature=jnp.ones(rows, jnp.float32))
+        drawn = DrawInput(hidden=hidden, token_ids=small, positions=small)
+        return device_step.draw(model, params, drawn, sampling)
+
+    return jax.jit(run)
+
+
+def _step(rows: int, context: int, most: int) -> StepInput:
+    """Rows whose new token is the last of `context`; each has blocks of its own, scattered."""
+    width = -(-most // BLOCK_SIZE)
+    order = np.random.default_rng(0).permutation(rows * width) + 1
+    tables = [order[i * width : (i + 1) * width].tolist() for i in range(rows)]
+    return decode_input([5 + i for i in range(rows)], [context - 1] * rows, tables, BLOCK_SIZE)
