@@ -74,6 +74,30 @@ def apply_moves(cache: KVCache, sources: Int[Array, "C"], destinations: Int[Arra
     )
 
 
+def gather_blocks(cache: KVCache, ids: Int[Array, "C"]) -> Float[Array, "C L 2 S K H"]:
+    """Whole blocks of every layer, K and V, as one array: one transfer takes them to the host."""
+
+    def taken(pool: Array) -> Array:
+        return pool.at[ids].get(mode="promise_in_bounds")
+
+    layers = [jnp.stack([taken(layer.k), taken(layer.v)], axis=1) for layer in cache]
+    return jnp.stack(layers, axis=1)
+
+
+def scatter_blocks(
+    cache: KVCache, blocks: Float[Array, "C L 2 S K H"], ids: Int[Array, "C"]
+) -> KVCache:
+    """The pool with `blocks` as its blocks `ids`: distinct; padding's are >= P and dropped."""
+    return tuple(
+        LayerKV(
+            k=_set_rows(layer.k, ids, blocks[:, index, 0]),
+            v=_set_rows(layer.v, ids, blocks[:, index, 1]),
+            scales=layer.scales,
+        )
+        for index, layer in enumerate(cache)
+    )
+
+
 def _scatter(pool: Array, rows: Array, slots: Array) -> Array:
     num_blocks, block_size, num_heads, head_dim = pool.shape
     flat = pool.reshape(num_blocks * block_size, num_heads, head_dim)

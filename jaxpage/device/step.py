@@ -88,6 +88,11 @@ def hidden_step(
     return cache, _draw_input(hidden, step), hidden
 
 
+def spread_draws(draw_input: DrawInput, index: Int[Array, "R"]) -> DrawInput:
+    """Entry `index[r]` for draw r: n samples of one prompt draw from the same hidden state."""
+    return jax.tree.map(lambda leaf: leaf[index], draw_input)
+
+
 def draw(
     model: Model,
     params: Any,

@@ -13,11 +13,13 @@ import numpy as np
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.device.types import StepInput, StepOutput, StepShape, unpack
 from jaxpage.host.buckets import Ladder
-from jaxpage.host.plan import PlannedRow, StepPlan, StepResult
+from jaxpage.host.plan import PlannedRow, PrefixGroup, StepPlan, StepResult
 from jaxpage.outputs import TokenLogprob
 
 SMALLEST_PREFILL_TOKENS = 16
 """The first rung of prefill: below it a step's time is that of reading the weights."""
+FEW_DECODE_ROWS = 16
+"""The smaller of the two numbers of decode rows that mixed steps are compiled for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,38 +30,80 @@ class Ladders:
     prefill_tokens: Ladder
     prefill_rows: int
     table_width: int
+    mixed_rows: Ladder
+    """Decode rows of a mixed step: two rungs, as they multiply the next ladder."""
+    mixed_tokens: Ladder
+    """Its prefill tokens: every other rung of prefill."""
+    has_groups: bool = False
+    """Whether decode steps also come in a form that reads shared leading blocks once."""
 
     @classmethod
     def of(cls, config: EngineConfig, cache: CacheConfig) -> Ladders:
         tokens = config.max_num_batched_tokens
+        rows = config.max_num_seqs
+        prefill = Ladder.doubling(min(SMALLEST_PREFILL_TOKENS, tokens), tokens)
         return cls(
-            decode_rows=Ladder.doubling(1, config.max_num_seqs),
-            prefill_tokens=Ladder.doubling(min(SMALLEST_PREFILL_TOKENS, tokens), tokens),
+            decode_rows=Ladder.doubling(1, rows),
+            prefill_tokens=prefill,
             prefill_rows=config.max_prefill_rows,
             table_width=cache.blocks_for(config.max_model_len),
+            mixed_rows=Ladder(tuple(sorted({min(FEW_DECODE_ROWS, rows), rows}))),
+            mixed_tokens=Ladder(tuple(sorted({*prefill.sizes[::2], tokens}))),
+            has_groups=config.shared_prefix_decode and config.attention != "reference",
         )
 
-    def decode(self, num_rows: int) -> StepShape:
+    def decode(self, num_rows: int, *, with_groups: bool = False) -> StepShape:
         rows = self.decode_rows.fit(num_rows)
-        return StepShape(rows, rows, self.table_width, rows)
+        groups = rows // 2 if with_groups and self.has_groups else 0
+        return StepShape(rows, rows, self.table_width, rows, num_groups=groups)
 
     def prefill(self, num_tokens: int) -> StepShape:
         tokens = self.prefill_tokens.fit(num_tokens)
         return StepShape(tokens, self.prefill_rows, self.table_width, self.prefill_rows)
 
+    def mixed(self, num_decode_rows: int, num_prefill_tokens: int) -> StepShape:
+        decodes = self.mixed_rows.fit(num_decode_rows)
+        rows = decodes + self.prefill_rows
+        tokens = decodes + self.mixed_tokens.fit(num_prefill_tokens)
+        return StepShape(tokens, rows, self.table_width, rows, num_decode_rows=decodes)
+
     def shape_of(self, plan: StepPlan) -> StepShape:
         """The program's shape for a plan; raises AssertionError when no rung holds it."""
-        if plan.is_decode and not any(row.prompt_targets for row in plan.rows):
-            return self.decode(len(plan.rows))
-        assert len(plan.rows) <= self.prefill_rows, (len(plan.rows), self.prefill_rows)
-        return self.prefill(plan.num_tokens)
+        count = num_decode_rows(plan)
+        if count == len(plan.rows):
+            return self.decode(count, with_groups=bool(plan.prefix_groups))
+        num_prefills = len(plan.rows) - count
+        if plan.num_tokens <= self.prefill_tokens.sizes[-1] and len(plan.rows) <= self.prefill_rows:
+            return self.prefill(plan.num_tokens)  # few decode rows are short prefill rows
+        assert num_prefills <= self.prefill_rows, (num_prefills, self.prefill_rows)
+        return self.mixed(count, plan.num_tokens - count)
+
+    def num_draws(self, shape: StepShape, count: int) -> int:
+        """Rows of the sampler's program for so many draws of a step of this shape."""
+        if count <= shape.num_draws and not shape.num_decode_rows:
+            return shape.num_draws
+        return self.decode_rows.fit(count)
 
     def all_shapes(self) -> tuple[StepShape, ...]:
         """Every forward program that can ever be asked for."""
         return (
             *(self.decode(rows) for rows in self.decode_rows.sizes),
+            *(self.decode(rows, with_groups=True) for rows in self.decode_rows.sizes[1:]),
             *(self.prefill(tokens) for tokens in self.prefill_tokens.sizes),
+            *(
+                self.mixed(rows, tokens)
+                for rows in self.mixed_rows.sizes
+                for tokens in self.mixed_tokens.sizes
+            ),
         )
+
+
+def num_decode_rows(plan: StepPlan) -> int:
+    """The leading rows of one token whose prompt is not scored."""
+    for index, row in enumerate(plan.rows):
+        if row.num_tokens > 1 or row.prompt_targets:
+            return index
+    return len(plan.rows)
 
 
 class StepInputBuilder:
@@ -76,16 +120,24 @@ class StepInputBuilder:
         shape = self._ladders.shape_of(plan)
         vector = np.zeros(shape.packed_size, np.int32)
         step = unpack(vector, shape)  # views into the vector
+        step.slots[:] = self._first_dead_slot + np.arange(shape.num_tokens)
         if shape.is_decode:
             self._fill_decode(step, plan.rows)
+            step.query_starts[:] = np.minimum(np.arange(step.query_starts.size), len(plan.rows))
+            if shape.num_groups:
+                self._fill_groups(step, plan.prefix_groups)
         else:
-            self._fill_prefill(step, plan.rows)
-        live = int(step.query_starts[-1])
-        step.slots[live:] = self._first_dead_slot + np.arange(shape.num_tokens - live)
+            count = num_decode_rows(plan) if shape.num_decode_rows else 0
+            self._fill_decode(step, plan.rows[:count])
+            step.query_starts[: shape.num_decode_rows + 1] = np.arange(shape.num_decode_rows + 1)
+            self._fill_prefill(step, plan.rows[count:], first=shape.num_decode_rows)
+        last_tokens = step.query_starts[1:][_places(plan, shape)] - 1
+        step.logit_index[: len(plan.rows)] = last_tokens
         self._forget({row.seq_id for row in plan.rows})
         return vector, shape
 
     def _fill_decode(self, step: StepInput, rows: tuple[PlannedRow, ...]) -> None:
+        """Row and token i of the step are those of `rows[i]`."""
         count = len(rows)
         step.tokens[:count] = [row.token_ids[0] if row.token_ids else 0 for row in rows]
         step.positions[:count] = [row.start for row in rows]
@@ -93,14 +145,18 @@ class StepInputBuilder:
             step.block_tables[index] = self._table(row)
         block, offset = np.divmod(step.positions[:count], self._block_size)
         step.slots[:count] = step.block_tables[np.arange(count), block] * self._block_size + offset
-        step.query_starts[:] = np.minimum(np.arange(step.query_starts.size), count)
-        self._fill_rows(step, rows)
-        draws = [index for index, row in enumerate(rows) for _ in row.draws]
-        step.logit_index[: len(draws)] = draws
+        self._fill_rows(step, rows, 0)
 
-    def _fill_prefill(self, step: StepInput, rows: tuple[PlannedRow, ...]) -> None:
-        end, draws = 0, []
-        for index, row in enumerate(rows):
+    def _fill_groups(self, step: StepInput, groups: tuple[PrefixGroup, ...]) -> None:
+        step.group_rows[:] = step.block_tables.shape[0]
+        for index, group in enumerate(groups):
+            step.group_rows[index, : len(group.rows)] = group.rows
+            step.prefix_lens[index] = group.num_blocks * self._block_size
+
+    def _fill_prefill(self, step: StepInput, rows: tuple[PlannedRow, ...], *, first: int) -> None:
+        """Rows from place `first` on, their tokens after as many decode tokens."""
+        end = first
+        for index, row in enumerate(rows, start=first):
             begin, end = end, end + row.num_tokens
             positions = np.arange(row.start, row.context_len, dtype=np.int32)
             table = self._table(row)
@@ -113,17 +169,15 @@ class StepInputBuilder:
             )
             step.block_tables[index] = table
             step.query_starts[index + 1] = end
-            draws += [end - 1] * len(row.draws)
-        step.query_starts[len(rows) + 1 :] = end
-        self._fill_rows(step, rows)
-        step.logit_index[: len(draws)] = draws
+        step.query_starts[first + len(rows) + 1 :] = end
+        self._fill_rows(step, rows, first)
 
     @staticmethod
-    def _fill_rows(step: StepInput, rows: tuple[PlannedRow, ...]) -> None:
-        count = len(rows)
-        step.context_lens[:count] = [row.context_len for row in rows]
-        step.prompt_lens[:count] = [row.prompt_len for row in rows]
-        step.token_source[:count] = [0 if row.source is None else row.source + 1 for row in rows]
+    def _fill_rows(step: StepInput, rows: tuple[PlannedRow, ...], first: int) -> None:
+        own = slice(first, first + len(rows))
+        step.context_lens[own] = [row.context_len for row in rows]
+        step.prompt_lens[own] = [row.prompt_len for row in rows]
+        step.token_source[own] = [0 if row.source is None else row.source + 1 for row in rows]
 
     def _table(self, row: PlannedRow) -> np.ndarray:
         """The row's block table padded with the null block; the tuple's identity is its version."""
@@ -141,18 +195,33 @@ class StepInputBuilder:
             self._tables = {key: self._tables[key] for key in live}
 
 
+def draw_rows(plan: StepPlan, shape: StepShape, num_draws: int) -> np.ndarray | None:
+    """[num_draws] int32: the entry of `logit_index`, one a row, that each draw reads.
+
+    None where draw i reads entry i and nothing needs to be spread.
+    """
+    counts = [len(row.draws) for row in plan.rows]
+    drawing = sum(counts)
+    if num_draws == shape.num_draws and counts[:drawing] == [1] * drawing:
+        return None
+    index = np.zeros(num_draws, np.int32)
+    index[: sum(counts)] = np.repeat(np.arange(len(counts)), counts)
+    return index
+
+
 def prompt_targets(plan: StepPlan, shape: StepShape) -> np.ndarray | None:
     """[T] int32: the id whose log-probability each token's logits are asked for, 0 elsewhere."""
     if not any(row.prompt_targets for row in plan.rows):
         return None
     targets = np.zeros(shape.num_tokens, np.int32)
-    for row, span in _target_spans(plan):
+    for row, span in _target_spans(plan, shape):
         targets[span] = row.prompt_targets
     return targets
 
 
 def to_result(
     plan: StepPlan,
+    shape: StepShape,
     output: StepOutput | None,
     scored: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
 ) -> StepResult:
@@ -161,12 +230,12 @@ def to_result(
     None: nothing was drawn, as in a step that holds only beginnings of prompts.
     """
     draws = plan.draws
-    prompt_logprobs = () if scored is None else _scored_prompts(plan, scored)
+    prompt_logprobs = () if scored is None else _scored_prompts(plan, shape, scored)
     if output is None:
         assert not draws, f"{len(draws)} draws without an output"
         return StepResult(plan.step_id, [], [], [], (), prompt_logprobs)
     count = len(draws)
-    wanted = [draw.params.logprobs or 0 for draw in draws]
+    wanted = [draw.num_candidates or draw.params.logprobs or 0 for draw in draws]
     top: tuple[tuple[tuple[int, float], ...], ...] = ((),) * count
     if any(wanted):
         ids, logprobs = output.top_ids[:count].tolist(), output.top_logprobs[:count].tolist()
@@ -185,9 +254,19 @@ def _pairs(ids: list[int], logprobs: list[float], count: int) -> tuple[tuple[int
     return tuple(zip(ids[:count], logprobs[:count], strict=True))
 
 
-def _target_spans(plan: StepPlan) -> Iterable[tuple[PlannedRow, slice]]:
+def _places(plan: StepPlan, shape: StepShape) -> np.ndarray:
+    """The row of the step that each row of the plan is."""
+    places = np.arange(len(plan.rows))
+    if shape.num_decode_rows:
+        count = num_decode_rows(plan)
+        places[count:] += shape.num_decode_rows - count
+    return places
+
+
+def _target_spans(plan: StepPlan, shape: StepShape) -> Iterable[tuple[PlannedRow, slice]]:
     end = 0
-    for row in plan.rows:
+    for place, row in zip(_places(plan, shape), plan.rows, strict=True):
+        end = max(end, place) if place < shape.num_decode_rows else max(end, shape.num_decode_rows)
         begin, end = end, end + row.num_tokens
         if row.prompt_targets:
             first = begin + row.target_offset
@@ -195,11 +274,11 @@ def _target_spans(plan: StepPlan) -> Iterable[tuple[PlannedRow, slice]]:
 
 
 def _scored_prompts(
-    plan: StepPlan, scored: tuple[np.ndarray, np.ndarray, np.ndarray]
+    plan: StepPlan, shape: StepShape, scored: tuple[np.ndarray, np.ndarray, np.ndarray]
 ) -> tuple[tuple[TokenLogprob, ...], ...]:
     logprobs, top_ids, top_logprobs = (array.tolist() for array in scored)
     entries: dict[int, tuple[TokenLogprob, ...]] = {}
-    for row, span in _target_spans(plan):
+    for row, span in _target_spans(plan, shape):
         count = row.num_prompt_logprobs
         entries[row.seq_id] = tuple(
             TokenLogprob(token, logprobs[t], _pairs(top_ids[t], top_logprobs[t], count))

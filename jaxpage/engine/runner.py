@@ -21,7 +21,8 @@ from jaxpage.device import step as device_step
 from jaxpage.device.attention import make_attention
 from jaxpage.device.kv_cache import init_cache
 from jaxpage.device.types import DrawInput, KVCache, SamplingInput, StepOutput, StepShape, unpack
-from jaxpage.engine.batch import Ladders, StepInputBuilder, prompt_targets, to_result
+from jaxpage.engine.batch import Ladders, StepInputBuilder, draw_rows, prompt_targets, to_result
+from jaxpage.engine.block_moves import BlockMover
 from jaxpage.engine.programs import Programs, Report, shape_tree
 from jaxpage.engine.sampling_batch import SamplingBuilder
 from jaxpage.errors import ConfigError
@@ -38,6 +39,7 @@ class Ticket:
     """A dispatched step: device arrays that will hold its outcome."""
 
     plan: StepPlan
+    shape: StepShape
     output: StepOutput | None
     """None: no row of the step drew a token."""
     scored: tuple[Array, Array, Array] | None
@@ -74,6 +76,9 @@ class Runner:
             sliding_window=config.sliding_window,
         )
         self._inputs = StepInputBuilder(self.ladders, cache)
+        self._mover = BlockMover(self.programs, self._cache, num_swap_blocks=cache.num_swap_blocks)
+        self._moved_step = 0
+        """The last step whose block moves are done: they must not be done twice."""
         self._sampling = SamplingBuilder(engine, config.vocab_size)
 
     def dispatch(self, plan: StepPlan) -> Ticket:
@@ -81,27 +86,32 @@ class Runner:
 
         Until it returns nothing has changed but the plan's own slots, which it would write again.
         """
-        assert not plan.moves, "block moves need their program"
         self.check_open()
         vector, shape = self._inputs.build(plan)
         program = self._forward_program(shape)
+        self._move_blocks(plan)
         self._cache, draw_input, hidden = program(
             self.params, self._cache, jax.device_put(vector), self._previous
         )
         output, drawn = None, self._previous
         if draws := plan.draws:
-            sampling, num_top = self._sampling.build(draws, shape.num_draws)
+            num_draws = self.ladders.num_draws(shape, len(draws))
+            index = draw_rows(plan, shape, num_draws)
+            if index is not None:
+                program = self._spread_program(draw_input, num_draws)
+                draw_input = program(draw_input, jax.device_put(index))
+            sampling, num_top = self._sampling.build(draws, num_draws)
             program = self._draw_program(draw_input, sampling, num_top)
             output, drawn = program(self.params, draw_input, sampling)
         targets = prompt_targets(plan, shape)
         scored = None if targets is None else self._score(hidden, targets)
         self._previous = drawn
-        return Ticket(plan, output, scored)
+        return Ticket(plan, shape, output, scored)
 
     def read(self, ticket: Ticket) -> StepResult:
         """Waits for a step and returns what it drew."""
         output, scored = jax.device_get((ticket.output, ticket.scored))
-        return to_result(ticket.plan, output, scored)
+        return to_result(ticket.plan, ticket.shape, output, scored)
 
     def expect(self, *, num_requests: int, prompt_tokens: int) -> None:
         """Starts compiling what a batch of requests will need first."""
@@ -132,6 +142,12 @@ class Runner:
         for leaf in jax.tree.leaves(self._cache):
             leaf.delete()
 
+    def _move_blocks(self, plan: StepPlan) -> None:
+        if plan.moves and plan.step_id != self._moved_step:
+            self._mover.prepare(plan.moves)
+            self._cache = self._mover.apply(self._cache, plan.moves)
+            self._moved_step = plan.step_id
+
     def _score(self, hidden: Array, targets: np.ndarray) -> tuple[Array, Array, Array]:
         key = ("score", targets.size)
         program = self.programs.get(
@@ -148,6 +164,17 @@ class Runner:
         key = ("draw", structure, tuple(leaf.shape for leaf in leaves), num_top)
         name = f"sampling of {draw.token_ids.size}"
         return self.programs.get(key, name, partial(self._lower_draw, *shapes, num_top))
+
+    def _spread_program(self, draw: DrawInput, num_draws: int) -> Any:
+        """Several draws of one row, or rows that draw nothing between."""
+
+        def lower() -> Lowered:
+            index = jax.ShapeDtypeStruct((num_draws,), jnp.int32)
+            return jax.jit(device_step.spread_draws).lower(shape_tree(draw), index)
+
+        count = draw.token_ids.size
+        name = f"{num_draws} draws of {count} rows"
+        return self.programs.get(("spread", count, num_draws), name, lower)
 
     def _lower_forward(self, shape: StepShape) -> Lowered:
         def forward(params: Any, cache: KVCache, vector: Array, previous: Array) -> Any:
@@ -193,5 +220,8 @@ class Runner:
 
 
 def _name(shape: StepShape) -> str:
+    if shape.num_decode_rows:
+        tokens = shape.num_tokens - shape.num_decode_rows
+        return f"prefill of {tokens} beside decode of {shape.num_decode_rows}"
     kind = "decode" if shape.is_decode else "prefill"
-    return f"{kind} of {shape.num_tokens}"
+    return f"{kind} of {shape.num_tokens}" + (" with shared blocks" if shape.num_groups else "")

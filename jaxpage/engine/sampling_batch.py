@@ -14,6 +14,7 @@ import numpy as np
 from jaxpage.config import EngineConfig
 from jaxpage.device.types import History, LogitEdits, SamplingInput
 from jaxpage.errors import RequestError
+from jaxpage.host.beam import num_candidates
 from jaxpage.host.buckets import Ladder
 from jaxpage.host.plan import Draw, Request
 from jaxpage.sampling_params import MAX_LOGPROBS
@@ -29,6 +30,8 @@ MAX_BAD_WORD_TOKENS = 16
 SHORT_HISTORY_TOKENS = 512
 """Most tokens of the shorter of two histories that samplers are compiled for: the longer is as
 long as the model, and most requests never get there."""
+TOP_LADDER = Ladder((MAX_LOGPROBS, 64, 512))
+"""Alternatives that samplers are compiled for: those of logprobs, and candidates of wide beams."""
 _MAX_INT32 = 2**31 - 1
 REMEMBERED_BATCHES = 4
 """Batches whose settings stay on the device: decodes come back to theirs after a prefill."""
@@ -54,7 +57,8 @@ class SamplingBuilder:
         if any(draw.params.needs_history for draw in draws):
             history = jax.device_put(self._histories(draws, num_draws))
             settled = replace(settled, history=history)
-        return settled, MAX_LOGPROBS if any(draw.params.logprobs for draw in draws) else 0
+        wanted = max(draw.num_candidates or draw.params.logprobs or 0 for draw in draws)
+        return settled, TOP_LADDER.fit(wanted) if wanted else 0
 
     def _settle(self, draws: tuple[Draw, ...], num_draws: int) -> SamplingInput:
         count = len(draws)
@@ -143,6 +147,12 @@ def check_fits(request: Request, vocab_size: int) -> None:
     _check_count("logit_bias entries", len(params.logit_bias or ()), MAX_BIAS_IDS)
     _check_count("end and stop ids with min_tokens", len(held_back), MAX_STOP_IDS)
     _check_count("bad_words as token sequences", len(request.bad_word_ids), MAX_BAD_WORDS)
+    if request.beam is not None:
+        ends = request.eos_token_ids.union(params.stop_token_ids)
+        if params.ignore_eos:
+            ends = frozenset(params.stop_token_ids)
+        wanted = num_candidates(request.beam, ends)
+        _check_count("candidates of a beam search a step", wanted, TOP_LADDER.sizes[-1])
     longest = max((len(word) for word in request.bad_word_ids), default=0)
     _check_count("tokens of a bad word", longest, MAX_BAD_WORD_TOKENS)
 

@@ -1,0 +1,106 @@
+"""Carries out a plan's block moves before its step: out to the host, in from it, copies.
+
+Three kinds of program, each on a short ladder of sizes. Nothing is waited for but blocks that the
+host is asked for while they are still on their way to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxpage.device.kv_cache import apply_moves, gather_blocks, scatter_blocks
+from jaxpage.device.types import KVCache
+from jaxpage.engine.host_pool import HostPool
+from jaxpage.engine.programs import Programs, shape_tree
+from jaxpage.host.buckets import Ladder
+from jaxpage.host.plan import BlockMoves
+
+MOVES = Ladder((8, 64, 512))
+Pairs = Seq[tuple[int, int]]
+
+
+class BlockMover:
+    """The moves of one engine; its programs are among `programs`."""
+
+    def __init__(self, programs: Programs, cache: KVCache, *, num_swap_blocks: int) -> None:
+        self._programs = programs
+        self._cache_shape = shape_tree(cache)
+        pool = cache[0].k
+        self._first_dead_block = pool.shape[0]
+        shape = (len(cache), 2, *pool.shape[1:])
+        self._host = HostPool(num_swap_blocks, shape, pool.dtype) if num_swap_blocks else None
+
+    def prepare(self, moves: BlockMoves) -> None:
+        """Compiles what these moves need: afterwards nothing takes long or is interrupted."""
+        for kind, pairs in (("out", moves.swap_out), ("in", moves.swap_in), ("copy", moves.copies)):
+            for part in _parts(pairs):
+                kinds = ("out", "in") if kind == "copy" and len(pairs) > len(part) else (kind,)
+                for each in kinds:
+                    self._program(each, MOVES.fit(len(part)))
+
+    def apply(self, cache: KVCache, moves: BlockMoves) -> KVCache:
+        """The pool after the moves; `cache` is donated."""
+        for part in _parts(moves.swap_out):
+            assert self._host is not None, "blocks to swap and no host pool"
+            self._host.store([host for _, host in part], self._gathered(cache, part))
+        for part in _parts(moves.swap_in):
+            assert self._host is not None, "blocks to swap and no host pool"
+            blocks = np.zeros((MOVES.fit(len(part)), *self._host.block_shape), self._host.dtype)
+            self._host.load([host for host, _ in part], out=blocks[: len(part)])
+            cache = self._scattered(cache, jax.device_put(blocks), part)
+        parts = list(_parts(moves.copies))
+        if len(parts) == 1:
+            ids = jax.device_put((self._sources(parts[0]), self._destinations(parts[0])))
+            return self._program("copy", ids[0].size)(cache, *ids)
+        # More than a program takes: all are read before any is written.
+        gathered = [self._gathered(cache, part) for part in parts]
+        for part, blocks in zip(parts, gathered, strict=True):
+            cache = self._scattered(cache, blocks, part)
+        return cache
+
+    def _gathered(self, cache: KVCache, pairs: Pairs) -> Array:
+        ids = self._sources(pairs)
+        return self._program("out", ids.size)(cache, jax.device_put(ids))
+
+    def _scattered(self, cache: KVCache, blocks: Array, pairs: Pairs) -> KVCache:
+        ids = self._destinations(pairs)
+        return self._program("in", ids.size)(cache, blocks, jax.device_put(ids))
+
+    def _sources(self, pairs: Pairs) -> np.ndarray:
+        """Padding reads the null block."""
+        ids = np.zeros(MOVES.fit(len(pairs)), np.int32)
+        ids[: len(pairs)] = [source for source, _ in pairs]
+        return ids
+
+    def _destinations(self, pairs: Pairs) -> np.ndarray:
+        """Padding writes beyond the pool."""
+        ids = self._first_dead_block + np.arange(MOVES.fit(len(pairs)), dtype=np.int32)
+        ids[: len(pairs)] = [destination for _, destination in pairs]
+        return ids
+
+    def _program(self, kind: str, size: int) -> Any:
+        name = {"out": "swap out", "in": "swap in", "copy": "copies"}[kind] + f" of {size} blocks"
+        return self._programs.get(("moves", kind, size), name, partial(self._lower, kind, size))
+
+    def _lower(self, kind: str, size: int) -> jax.stages.Lowered:
+        cache, ids = self._cache_shape, jax.ShapeDtypeStruct((size,), jnp.int32)
+        if kind == "out":
+            return jax.jit(gather_blocks).lower(cache, ids)
+        if kind == "copy":
+            return jax.jit(apply_moves, donate_argnums=0).lower(cache, ids, ids)
+        blocks = jax.eval_shape(gather_blocks, cache, ids)
+        return jax.jit(scatter_blocks, donate_argnums=0).lower(cache, blocks, ids)
+
+
+def _parts(pairs: Pairs) -> Iterator[Pairs]:
+    """The moves in lots that a program takes."""
+    most = MOVES.sizes[-1]
+    return (pairs[start : start + most] for start in range(0, len(pairs), most))
