@@ -97,7 +97,7 @@ def test_jsonl_lines_come_in_input_order_and_a_bad_one_errs_alone(
         ["a", "--preemption", "maybe"],
         ["a", "--preemption", "swap"],
         ["a", "--swap-blocks", "4"],
-        ["a", "--attention", "pallas"],
+        ["a", "--attention", "flash"],
         ["a", "--tensor-parallel-size", "2"],
         ["a", "--block-size", "0"],
         ["a", "--num-blocks", "0"],

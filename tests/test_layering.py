@@ -51,6 +51,7 @@ ROOMS = {
         "jaxpage.device jaxpage.native jaxpage.config jaxpage.errors pallas_kernels",
         "jax numpy jaxtyping",
     ),
+    "jaxpage.device.attention_pallas": Room("jaxpage.device pallas_kernels", "jax jaxtyping"),
     "jaxpage.models": Room(
         "jaxpage.models jaxpage.native jaxpage.config jaxpage.errors", "jax numpy flax jaxtyping"
     ),

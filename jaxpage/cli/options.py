@@ -146,7 +146,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         help=f"auto: recompute (swap {_LATER})")  # fmt: skip
     add("--swap-blocks", type=int, default=0, metavar="N", help=f"blocks in host memory ({_LATER})")
     add("--attention", choices=("auto", "xla", "native", "reference", "pallas"),
-        default="auto", help=f"auto: native on a CPU where it is built, else xla (pallas {_LATER})")  # fmt: skip
+        default="auto", help="auto: pallas on a GPU, native on a CPU where it is built, else xla")  # fmt: skip
     add("--tensor-parallel-size", type=int, default=1, metavar="N",
         help=f"GPUs to split a model over (1; more {_LATER})")  # fmt: skip
 

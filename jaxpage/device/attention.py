@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxpage import native
+from jaxpage.device.attention_pallas import attend_pallas
 from jaxpage.device.attention_parts import EXACT, MASKED
 from jaxpage.device.attention_xla import attend_xla
 from jaxpage.device.kv_cache import write_kv
@@ -35,15 +36,15 @@ def make_attention(name: str, *, scale: float, sliding_window: int | None = None
     """The backend `name` as `(q, k, v, layer_kv, step) -> (out, layer_kv)`.
 
     "reference" is differentiable and as plain as can be; "xla" runs to the live length only;
-    "native" is CPU kernels, where they are built.
+    "native" is CPU kernels, where they are built; "pallas" is GPU kernels, interpreted elsewhere.
     Raises ConfigError for any other name.
     """
-    backends = {"reference": attend_reference, "xla": attend_xla, "native": attend_native}
-    if name == "pallas":
-        raise ConfigError(
-            "got attention='pallas', wanted 'xla' or 'reference': the GPU kernels come later; "
-            "use 'xla'"
-        )
+    backends = {
+        "reference": attend_reference,
+        "xla": attend_xla,
+        "native": attend_native,
+        "pallas": attend_pallas,
+    }
     if name not in backends:
         raise ConfigError(f"got attention={name!r}, wanted one of {sorted(backends)}")
     if name == "native" and not native.is_built():

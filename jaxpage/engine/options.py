@@ -45,7 +45,8 @@ class Options:
     """auto is recompute until swap arrives."""
     swap_blocks: int = 0
     attention: Literal["auto", "xla", "native", "reference", "pallas"] = "auto"
-    """auto: native on a CPU where it is built, else xla. The products of the model follow."""
+    """auto: pallas on a GPU, native on a CPU where it is built, else xla.
+    The products of the model follow."""
     tensor_parallel_size: int = 1
     seed: int | None = None
     """Starts the stream that requests without a seed of their own use; None: a random one."""
@@ -66,8 +67,6 @@ class Options:
             raise comes_later(
                 "swapping (preemption='swap' or swap_blocks)", "preemption='recompute'"
             )
-        if self.attention == "pallas":
-            raise comes_later("attention='pallas'", "attention='xla'")
         if self.tensor_parallel_size != 1:
             raise comes_later(f"tensor_parallel_size={self.tensor_parallel_size}", "1")
         if self.seed is not None:
@@ -80,10 +79,12 @@ class Options:
             return "float32" if jax.default_backend() == "cpu" else "bfloat16"
         return self.dtype
 
-    def attention_backend(self) -> Literal["xla", "native", "reference"]:
+    def attention_backend(self) -> Literal["xla", "native", "reference", "pallas"]:
         """What "auto" stands for here; a CPU that could do better gets a line of notice."""
-        if self.attention in ("native", "reference"):
+        if self.attention in ("native", "reference", "pallas"):
             return self.attention
+        if self.attention == "auto" and jax.default_backend() == "gpu":
+            return "pallas"
         if self.attention == "auto" and jax.default_backend() == "cpu":
             if native.is_built():
                 return "native"

@@ -79,8 +79,23 @@ BATCH = (
     "decode window",
     "bfloat16 decode",
 )
+PALLAS = (  # interpreted here; tests/pallas_kernels holds the kernels themselves to more
+    "decode edges",
+    "decode block size 7",
+    "decode window",
+    "prefill edges",
+    "prefill window",
+    "mixed",
+    "mixed step",
+    "mixed step window",
+    "shared",
+    "shared by more than a tile",
+    "shared window",
+    "bfloat16",
+)
 CHECKS = (
     *(("xla", name) for name in CASES),
+    *(("pallas", name) for name in PALLAS),
     *(("reference", name) for name in REFERENCE),
     *(("batch", name) for name in BATCH),
 )
@@ -205,7 +220,7 @@ def test_the_reference_is_differentiable_in_q_k_v() -> None:
         np.testing.assert_allclose((gradient * direction).sum(), slope, rtol=2e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("name", ["pallas", "flash", ""])
+@pytest.mark.parametrize("name", ["paged", "flash", ""])
 def test_an_unavailable_backend_says_what_to_use(name: str) -> None:
     with pytest.raises(ConfigError, match="xla"):
         make_attention(name, scale=1.0)
