@@ -91,7 +91,8 @@ class BlockModel:
         if not num_tokens or needed > free:
             return False
         before = self.blocks.table(seq_id)
-        self.blocks.prepare_write(seq_id, num_tokens)
+        if needed:
+            self.blocks.prepare_write(seq_id, num_tokens)
         assert self.blocks.num_free == free - needed, "prepare_write took another number"
         assert needed or self.blocks.table(seq_id) is before, "a new table without a new block"
         self._append(model, new_tokens)

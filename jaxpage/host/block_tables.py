@@ -142,12 +142,19 @@ class BlockTables:
         return self._tables[seq_id].num_stored
 
     def num_blocks_to_write(self, seq_id: int, num_tokens: int) -> int:
-        """Blocks that `prepare_write` would take: new ones, and copies of shared ones."""
+        """Blocks that `prepare_write` would take: new ones, and copies of shared ones.
+
+        With 0 the positions are writable as they are, and `prepare_write` may be left out.
+        """
         table = self._tables[seq_id]
         if table.num_stored + num_tokens <= table.num_writable:
             return 0
-        missing = self.cache.blocks_for(table.num_stored + num_tokens) - len(table.block_ids)
-        return max(missing, 0) + len(self._shared_to_write(table, num_tokens))
+        num_blocks = self.cache.blocks_for(table.num_stored + num_tokens)
+        needed = max(num_blocks - len(table.block_ids), 0)
+        needed += len(self._shared_to_write(table, num_tokens))
+        if not needed:  # it was shared when last asked, and is its own now
+            table.num_writable = num_blocks * self.cache.block_size
+        return needed
 
     def prepare_write(self, seq_id: int, num_tokens: int) -> None:
         """Makes the next `num_tokens` positions writable; the blocks for it must be free.

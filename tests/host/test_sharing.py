@@ -86,6 +86,14 @@ def test_the_last_one_left_writes_in_place() -> None:
     blocks.check_integrity()
 
 
+def test_where_nothing_is_needed_the_write_needs_no_preparation() -> None:
+    blocks = forked(2)
+    blocks.release(2, until_step=None)
+    assert blocks.num_blocks_to_write(1, 2) == 0
+    blocks.store(1, 8)
+    blocks.check_integrity()
+
+
 def test_samples_end_on_their_own() -> None:
     blocks = forked(3)
     blocks.release(2, until_step=5)
