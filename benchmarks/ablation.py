@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -43,7 +42,10 @@ class Bench:
 def step_costs(
     bench: Bench, rows: int, contexts: list[int], rounds: int
 ) -> dict[int, dict[str, float]]:
-    """Milliseconds of each part of a decode step but the host's, by context length."""
+    """Milliseconds of each part of a decode step but the host's, by context length.
+
+    The least of the rounds: parts are differences, and what else a machine does only adds.
+    """
     variants = {name: _compile(bench, name) for name in ("full", "write", "none", "mlp", "qkvo")}
     head, draw, empty = _head(bench), _draw(bench), jax.jit(lambda params, x: x + 1)
     most = max(contexts)
@@ -72,7 +74,7 @@ def step_costs(
                 jax.block_until_ready(call())
                 if round_index:
                     times.setdefault(name, []).append(time.perf_counter() - start)
-        found[context] = _parts({name: 1e3 * statistics.median(t) for name, t in times.items()})
+        found[context] = _parts({name: 1e3 * min(t) for name, t in times.items()})
     return found
 
 

@@ -20,12 +20,11 @@ class Effort:
     """How many requests a row is computed from."""
 
     requests: int = 1500
-    rates: int = 8
-    seconds: float = 300.0
+    rates: int = 9
 
     @classmethod
     def quick(cls) -> Effort:
-        return cls(requests=40, rates=2, seconds=5.0)
+        return cls(requests=40, rates=2)
 
 
 @dataclass(frozen=True, slots=True)
