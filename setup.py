@@ -6,11 +6,13 @@ In place, for a checkout: python setup.py build_ext --inplace
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 HERE = Path("jaxpage/native")
 FLAGS = ["-std=c++17", "-O3", "-g0", "-ffp-contract=fast", "-fno-math-errno"]
@@ -25,9 +27,7 @@ class BuildKernels(build_ext):
     """Compiles one source several times, with flags of its own each time."""
 
     def build_extension(self, ext: Extension) -> None:
-        import jax.ffi
-
-        headers = ["-isystem", jax.ffi.include_dir()]  # their warnings are not ours
+        headers = ["-isystem", _header_directory()]  # their warnings are not ours
         objects = self.compiler.compile(
             [str(HERE / "ffi.cpp")], self.build_temp, extra_postargs=[*FLAGS, *headers]
         )
@@ -45,7 +45,22 @@ class BuildKernels(build_ext):
         )
 
 
+def _header_directory() -> str:
+    """Where jaxlib keeps XLA's headers for custom calls. Importing it would load all of XLA."""
+    jaxlib = importlib.util.find_spec("jaxlib")
+    if jaxlib is None or jaxlib.origin is None:
+        raise CompileError("got no jaxlib at build time, wanted its headers; install jaxlib")
+    return str(Path(jaxlib.origin).parent / "include")
+
+
+KERNELS = Extension(
+    "jaxpage.native._kernels",
+    sources=[str(HERE / name) for name in ("ffi.cpp", "kernels.cpp")],
+    depends=[str(HERE / name) for name in ("kernels.h", "parallel.h", "simd.h")],
+    optional=True,  # where it does not compile, the package is pure Python
+)
+
 setup(
-    ext_modules=[Extension("jaxpage.native._kernels", [], optional=True)],
+    ext_modules=[KERNELS],
     cmdclass={"build_ext": BuildKernels},
 )
