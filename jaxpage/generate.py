@@ -16,11 +16,11 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from jaxpage.cli.jobs import Job, jobs_from_file, jobs_from_prompts
+from jaxpage.cli.block_picture import check_picture_name, draw_blocks
+from jaxpage.cli.jobs import Job, jobs_from_file, jobs_from_prompts, make_params
 from jaxpage.cli.options import build_parser, engine_options, sampling_fields
 from jaxpage.cli.writers import InOrder, JsonlWriter, TextWriter
 from jaxpage.errors import CapacityError, ConfigError, JaxpageError, RequestError
-from jaxpage.later import check_available
 from jaxpage.outputs import RequestOutput
 from jaxpage.sampling_params import SamplingParams
 
@@ -38,6 +38,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         jobs = _read_jobs(args)
         options = engine_options(args)
+        if args.block_map is not None:
+            check_picture_name(args.block_map)
         with _open_output(args.output) as file:
             return _run(args, jobs, options, file)
     except BrokenPipeError:
@@ -64,7 +66,11 @@ def _run(args: argparse.Namespace, jobs: list[Job], options: dict[str, Any], fil
     try:
         if not all(job.error for job in jobs):
             llm = _load(args, options)
+            if args.block_map is not None:
+                llm.engine.block_history = []
             failed |= _complete(args, llm, jobs, ordered, file)
+            if args.block_map is not None and llm.engine.block_history:
+                draw_blocks(args.block_map, llm.engine.block_history)
             if args.stats:
                 _say(json.dumps(llm.stats().to_dict()))
     except KeyboardInterrupt:
@@ -114,7 +120,7 @@ def _steps(llm: LLM) -> Iterator[RequestOutput]:
 
 def _read_jobs(args: argparse.Namespace) -> list[Job]:
     sampling = sampling_fields(args)
-    check_available(SamplingParams(**sampling))
+    make_params(sampling)
     if args.system is not None and not args.chat:
         raise ConfigError("got --system without --chat, wanted both; add --chat")
     jobs = jobs_from_prompts(args.prompt, sampling, chat=args.chat, system=args.system)
@@ -163,7 +169,10 @@ def _require_gpu() -> None:
 
 
 def _streams(args: argparse.Namespace, jobs: list[Job]) -> bool:
-    return args.format == "text" and len(jobs) == 1 and not args.no_stream
+    if args.format != "text" or len(jobs) != 1 or args.no_stream:
+        return False
+    params = jobs[0].params
+    return isinstance(params, SamplingParams) and params.num_sequences == 1
 
 
 def _writer(args: argparse.Namespace, jobs: list[Job], file: TextIO) -> JsonlWriter | TextWriter:

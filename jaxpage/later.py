@@ -14,17 +14,17 @@ def comes_later(got: str, instead: str) -> ConfigError:
     return ConfigError(f"got {got}, which comes with a later version; use {instead}")
 
 
-def check_available(params: SamplingParams | BeamSearchParams) -> SamplingParams:
+def check_available(
+    params: SamplingParams | BeamSearchParams,
+) -> SamplingParams | BeamSearchParams:
     """The params, unless they ask for what this version does not have: then ConfigError."""
     if isinstance(params, BeamSearchParams):
-        raise comes_later("BeamSearchParams (beam search)", "SamplingParams")
+        return params
     if not isinstance(params, SamplingParams):
         raise RequestError(
-            f"got {type(params).__name__} as params, wanted SamplingParams; pass one"
+            f"got {type(params).__name__} as params, wanted SamplingParams or BeamSearchParams; "
+            "pass one"
         )
-    if params.num_sequences > 1:
-        got = f"n={params.n}, best_of={params.best_of} (parallel sampling)"
-        raise comes_later(got, "n=1")
     if params.logits_processors:
         raise comes_later("logits_processors", "none")
     return params

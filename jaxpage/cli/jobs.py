@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from jaxpage.errors import ConfigError, RequestError
-from jaxpage.sampling_params import SamplingParams
+from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 
-_FIELDS = frozenset(field.name for field in fields(SamplingParams)) - {"logits_processors"}
+_BEAM_FIELDS = frozenset(field.name for field in fields(BeamSearchParams))
+_SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplingParams)) - {"logits_processors"}
+_FIELDS = _BEAM_FIELDS | _SAMPLING_FIELDS
 _TUPLES = frozenset({"stop", "stop_token_ids", "bad_words", "allowed_token_ids"})
 
 
@@ -22,15 +24,34 @@ class Job:
 
     prompt: str | tuple[int, ...] | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
-    params: SamplingParams | None = None
+    params: SamplingParams | BeamSearchParams | None = None
     error: str | None = None
+
+
+def make_params(given: Mapping[str, Any]) -> SamplingParams | BeamSearchParams:
+    """Beam search where a beam_width is among the fields, else sampling. Raises RequestError."""
+    if given.get("beam_width") is None:
+        alone = sorted(set(given) & (_BEAM_FIELDS - _SAMPLING_FIELDS))
+        if [name for name in alone if given[name] is not None]:
+            raise RequestError(
+                f"got {alone[0]} without beam_width, wanted it for a beam search; leave it out"
+            )
+        return SamplingParams(**{name: given[name] for name in given if name not in alone})
+    plain = SamplingParams(temperature=0.0)
+    for name in sorted(set(given) - _BEAM_FIELDS - {"seed"}):
+        if given[name] != getattr(plain, name):
+            raise RequestError(
+                f"got {name}={given[name]!r} beside beam_width, wanted a beam search alone; "
+                "leave it out"
+            )
+    return BeamSearchParams(**{name: given[name] for name in given if name in _BEAM_FIELDS})
 
 
 def jobs_from_prompts(
     prompts: Iterable[str], sampling: Mapping[str, Any], *, chat: bool, system: str | None
 ) -> list[Job]:
     """Jobs for prompts given as arguments. Raises RequestError for wrong settings."""
-    params = SamplingParams(**sampling)
+    params = make_params(sampling)
     if not chat:
         return [Job(prompt=prompt, params=params) for prompt in prompts]
     opening = [] if system is None else [{"role": "system", "content": system}]
@@ -100,7 +121,7 @@ def _job_from_json(text: str, sampling: Mapping[str, Any]) -> Job:
     for name in _TUPLES & set(item):
         if item[name] is not None and not isinstance(item[name], str | list):
             raise RequestError(f"got {name}={item[name]!r}, wanted a list; put it in brackets")
-    params = SamplingParams(**{**sampling, **item})
+    params = make_params({**sampling, **item})
     if messages is None:
         if not isinstance(prompt, str | list):
             raise RequestError(f"got prompt={prompt!r}, wanted text or token ids; give either")

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 
 from jaxpage.config import DTYPES
 from jaxpage.errors import ConfigError
-from jaxpage.later import comes_later
 
 _LATER = "in a later version"
 
@@ -49,14 +48,20 @@ def sampling_fields(args: argparse.Namespace) -> dict[str, Any]:
     fields["stop_token_ids"] = tuple(args.stop_token_id)
     if args.logit_bias:
         fields["logit_bias"] = dict(_parse_bias(text) for text in args.logit_bias)
+    if args.beam_width is not None:
+        fields["beam_width"] = args.beam_width
+        if args.length_penalty is not None:
+            fields["length_penalty"] = args.length_penalty
+        if args.early_stopping is not None:
+            choices = {"false": False, "true": True, "never": "never"}
+            fields["early_stopping"] = choices[args.early_stopping]
     return fields
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
-    """The options as keywords of LLM. Raises ConfigError for a feature of a later version."""
-    if args.beam_width is not None:
-        raise comes_later(f"--beam-width {args.beam_width} (beam search)", "sampling")
-    if args.length_penalty is not None or args.early_stopping is not None:
+    """The options as keywords of LLM. Raises ConfigError for options that need another."""
+    is_beam_option = args.length_penalty is not None or args.early_stopping is not None
+    if is_beam_option and args.beam_width is None:
         raise ConfigError(
             "got --length-penalty or --early-stopping without --beam-width, wanted them for a beam "
             "search; leave them out"
@@ -66,7 +71,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         "max_num_batched_tokens", "preemption", "swap_blocks", "attention", "tensor_parallel_size",
     )  # fmt: skip
     options = {name: getattr(args, name) for name in names}
-    options["enable_prefix_caching"] = False if args.no_prefix_caching else None
+    options["enable_prefix_caching"] = not args.no_prefix_caching
     return options
 
 
@@ -96,13 +101,18 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     add("--min-p", type=float, default=0.0, metavar="P",
         help="draw from those of at least P times the likeliest (0.0: all)")  # fmt: skip
     add("--seed", type=int, metavar="S", help="draw the same every time (without: anew)")
-    add("-n", type=int, default=1, metavar="N", help=f"completions a prompt (1; more {_LATER})")
+    add("-n", type=int, default=1, metavar="N", help="completions a prompt (1)")
     add("--best-of", type=int, metavar="N",
-        help=f"draw this many, return the n likeliest ({_LATER})")  # fmt: skip
-    add("--beam-width", type=int, metavar="N", help=f"beam search ({_LATER})")
-    add("--length-penalty", type=float, metavar="X", help=f"of a beam search ({_LATER})")
+        help="draw this many, return the n likeliest")  # fmt: skip
+    add("--beam-width", type=int, metavar="N", help="beam search with N beams")
+    add(
+        "--length-penalty",
+        type=float,
+        metavar="X",
+        help="of a beam search: score = log-probability / length ** X (1.0)",
+    )
     add("--early-stopping", choices=("false", "true", "never"),
-        help=f"of a beam search ({_LATER})")  # fmt: skip
+        help="of a beam search: whether N finished beams end it (false)")  # fmt: skip
     add("--stop", action="append", default=[], metavar="S", help="end before this text; repeatable")
     add("--stop-token-id", action="append", type=int, default=[], metavar="I",
         help="end with this token; repeatable")  # fmt: skip
@@ -127,6 +137,8 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     add("-o", "--output", metavar="FILE", help="write results here, not to stdout")
     add("--no-stream", action="store_true", help="print a completion only when it is whole")
     add("--quiet", action="store_true", help="no progress on stderr")
+    add("--block-map", metavar="FILE",
+        help="draw which request owned which block, step by step: an .svg file")  # fmt: skip
     add("--stats", action="store_true", help="print the engine's counters on stderr as JSON")
 
 
@@ -141,12 +153,12 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         help="most sequences to run at once (%(default)s)")  # fmt: skip
     add("--max-num-batched-tokens", type=int, default=2048, metavar="N",
         help="most prompt tokens a step (%(default)s)")  # fmt: skip
-    add("--no-prefix-caching", action="store_true", help=f"as now (sharing {_LATER})")
+    add("--no-prefix-caching", action="store_true", help="share no blocks between prompts")
     add("--preemption", choices=("auto", "recompute", "swap"), default="auto",
-        help=f"auto: recompute (swap {_LATER})")  # fmt: skip
-    add("--swap-blocks", type=int, default=0, metavar="N", help=f"blocks in host memory ({_LATER})")
+        help="how a request gives way when blocks run out (auto: the cheaper)")  # fmt: skip
+    add("--swap-blocks", type=int, default=0, metavar="N", help="blocks in host memory (0)")
     add("--attention", choices=("auto", "xla", "native", "reference", "pallas"),
-        default="auto", help="auto: pallas on a GPU, native on a CPU where it is built, else xla")  # fmt: skip
+        default="auto", help="auto: pallas on a GPU, native on a CPU that has it, else xla")  # fmt: skip
     add("--tensor-parallel-size", type=int, default=1, metavar="N",
         help=f"GPUs to split a model over (1; more {_LATER})")  # fmt: skip
 

@@ -49,7 +49,7 @@ class Ladders:
             table_width=cache.blocks_for(config.max_model_len),
             mixed_rows=Ladder(tuple(sorted({min(FEW_DECODE_ROWS, rows), rows}))),
             mixed_tokens=Ladder(tuple(sorted({*prefill.sizes[::2], tokens}))),
-            has_groups=config.shared_prefix_decode and config.attention != "reference",
+            has_groups=config.shared_prefix_decode and config.attention in ("xla", "pallas"),
         )
 
     def decode(self, num_rows: int, *, with_groups: bool = False) -> StepShape:

@@ -14,6 +14,7 @@ from jaxpage.engine.requests import RequestFactory
 from jaxpage.engine.stats import Stopwatch
 from jaxpage.engine.tracking import LiveCompletion, LiveRequest
 from jaxpage.errors import RequestError
+from jaxpage.host.block_map import BlockMap
 from jaxpage.host.plan import Request, SequenceUpdate, StepPlan, StepResult
 from jaxpage.host.scheduler import Scheduler
 from jaxpage.outputs import EngineStats, RequestOutput
@@ -55,6 +56,8 @@ class LLMEngine:
         """A plan that dispatching failed for: the scheduler's books hold it as run."""
         self._in_flight: deque[tuple[StepPlan, Any]] = deque()
         self._live: dict[str, LiveRequest] = {}
+        self.block_history: list[BlockMap] | None = None
+        """A list to keep the pool's map in, one a step; None, at first, keeps nothing."""
         self._stepping = Stopwatch()
         self._waiting = Stopwatch()
 
@@ -79,8 +82,8 @@ class LLMEngine:
     ) -> None:
         """Submits a prompt (text or token ids); it joins at the next step.
 
-        `priority`: lower runs first; other than 0 comes with a later version. `cache_salt`: only
-        requests of the same salt share prefixes; while none are shared it changes nothing.
+        `priority`: lower runs first. `cache_salt`: only requests of the same salt share the blocks
+        of prompts that they begin with.
 
         Raises RequestError for a wrong prompt or setting, CapacityError for a prompt that can
         never fit, ConfigError for a feature that is not there yet. Nothing else is touched.
@@ -99,7 +102,8 @@ class LLMEngine:
             )
         self._scheduler.add(request)
         text = prompt if isinstance(prompt, str) else None
-        completions = tuple(self._completion(request) for _ in range(request.params.n))
+        count = request.params.num_sequences if request.beam is None else request.beam.beam_width
+        completions = tuple(self._completion(request) for _ in range(count))
         self._live[request_id] = LiveRequest(request, text, completions)
 
     def step(self) -> list[RequestOutput]:
@@ -113,6 +117,8 @@ class LLMEngine:
             plan = self._undispatched or self._scheduler.schedule()
             if plan is not None:
                 self._undispatched = plan
+                if self.block_history is not None:
+                    self.block_history.append(self._scheduler.block_map())
                 self._in_flight.append((plan, self._device.dispatch(plan)))
                 self._undispatched = None
             self._read_back(at_least_one=plan is None)
@@ -121,6 +127,14 @@ class LLMEngine:
     def abort(self, request_id: str) -> bool:
         """Ends a request now; its last snapshot comes with the next step. False: unknown id."""
         return self._scheduler.abort(request_id)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every cached prompt: nothing computed so far is shared with what comes."""
+        self._scheduler.reset_prefix_cache()
+
+    def block_map(self) -> BlockMap:
+        """Who owns which block of the pool now."""
+        return self._scheduler.block_map()
 
     def stats(self, *, num_compilations: int = 0) -> EngineStats:
         """The counters so far."""
@@ -137,11 +151,11 @@ class LLMEngine:
             peak_blocks_used=scheduler.peak_blocks_used,
             mean_running=host.mean_running,
             slot_utilisation=host.slot_utilisation,
-            blocks_saved_by_sharing=0,
+            blocks_saved_by_sharing=scheduler.peak_blocks_saved,
             preemptions_recompute=host.preemptions_recompute,
-            preemptions_swap=0,
-            swapped_out_blocks=0,
-            prefix_hit_tokens=0,
+            preemptions_swap=host.preemptions_swap,
+            swapped_out_blocks=host.swapped_out_blocks,
+            prefix_hit_tokens=host.prefix_hit_tokens,
             num_compilations=num_compilations,
             host_seconds=seconds - self._waiting.seconds,
             device_wait_seconds=self._waiting.seconds,

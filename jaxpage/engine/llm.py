@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 from jaxpage.config import EngineConfig, ModelConfig
 from jaxpage.engine import compile_cache
@@ -15,12 +15,13 @@ from jaxpage.engine.engine import LLMEngine
 from jaxpage.engine.options import Options
 from jaxpage.engine.requests import RequestFactory, check_prompts
 from jaxpage.engine.runner import Runner
-from jaxpage.engine.sizing import size_pool
+from jaxpage.engine.sizing import pressure_costs, size_pool
 from jaxpage.errors import CapacityError, ConfigError, RequestError
+from jaxpage.host.block_map import BlockMap
 from jaxpage.host.scheduler import Scheduler
-from jaxpage.later import check_available, comes_later
+from jaxpage.later import check_available
 from jaxpage.models.registry import build_model
-from jaxpage.outputs import EngineStats, RequestOutput
+from jaxpage.outputs import EngineStats, RequestOutput, TokenLogprob
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 from jaxpage.tokenizer import as_tokenizer
 
@@ -28,6 +29,13 @@ Prompt = str | Seq[int]
 Params = SamplingParams | BeamSearchParams
 Message = Mapping[str, Any]
 """{"role": ..., "content": ...}"""
+
+
+class Score(NamedTuple):
+    """Log-probabilities of a completion: their sum, and one a token."""
+
+    logprob: float
+    tokens: tuple[TokenLogprob, ...]
 
 
 class LLM:
@@ -88,6 +96,7 @@ class LLM:
             num_blocks=settings.num_blocks,
             kv_memory=settings.kv_memory,
             most_tokens=engine.max_num_seqs * engine.max_model_len,
+            num_swap_blocks=settings.swap_blocks,
         )
         num_token_ids = config.vocab_size
         if self.tokenizer is not None:
@@ -103,7 +112,13 @@ class LLM:
         )
         seed = secrets.randbits(64) if settings.seed is None else settings.seed
         requests = RequestFactory(self.tokenizer, config, num_token_ids=num_token_ids, seed=seed)
-        scheduler = Scheduler(engine, cache, prefill_ladder=self.runner.ladders.prefill_tokens)
+        scheduler = Scheduler(
+            engine,
+            cache,
+            prefill_ladder=self.runner.ladders.prefill_tokens,
+            costs=pressure_costs(config, params, block_size=cache.block_size),
+        )
+        self._requests = requests
         self.engine = LLMEngine(self.runner, scheduler, requests)
         self.engine_config: EngineConfig = engine
         self.cache_config = cache
@@ -174,19 +189,34 @@ class LLM:
         return self.engine.stats(num_compilations=len(self.runner.programs))
 
     def update_params(self, params: dict[str, Any]) -> None:
-        """New weights of the same shapes, without a recompile; refused while requests run."""
+        """New weights of the same shapes, without a recompile; refused while requests run.
+
+        What the prefix cache holds was computed with the old ones, so it is dropped.
+        """
         self._check_idle()
         self.runner.update_params(params)
+        self.engine.reset_prefix_cache()
 
-    def score(self, prompt: Prompt, completion: Prompt) -> NoReturn:
-        """Not in this version: ConfigError, as for the two below."""
-        raise comes_later("score(...)", "SamplingParams(max_tokens=0, prompt_logprobs=0)")
+    def score(self, prompt: Prompt, completion: Prompt) -> Score:
+        """How likely the completion is after the prompt, token by token; nothing is generated.
 
-    def block_map(self) -> NoReturn:
-        raise comes_later("block_map()", "stats()")
+        Text is tokenised apart from the prompt's. Raises RequestError or CapacityError.
+        """
+        ids = self._requests.encode_completion(completion)
+        whole = (*self._requests.encode(prompt), *ids)
+        params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
+        output = self.generate([whole], params, raise_on_error=True)[0]
+        assert output.prompt_logprobs is not None, output
+        entries = tuple(entry for entry in output.prompt_logprobs[-len(ids) :] if entry is not None)
+        return Score(sum(entry.logprob for entry in entries), entries)
 
-    def reset_prefix_cache(self) -> NoReturn:
-        raise comes_later("reset_prefix_cache()", "the engine as it is: it caches no prefixes")
+    def block_map(self) -> BlockMap:
+        """Who owns which block of the pool now; `engine.block_history` keeps it step by step."""
+        return self.engine.block_map()
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every cached prompt; requests that run go on."""
+        self.engine.reset_prefix_cache()
 
     def expect_requests(self, num_requests: int) -> None:
         """Starts compiling what that many waiting requests will need first."""

@@ -39,11 +39,14 @@ class Options:
     """Most tokens of a sequence; None: what the model was made for."""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
-    enable_prefix_caching: bool | None = None
-    """Comes with a later version; None and False are off."""
+    enable_prefix_caching: bool = True
+    """Whether prompts share the blocks of an equal beginning, also after their requests end."""
     preemption: Literal["auto", "recompute", "swap"] = "auto"
-    """auto is recompute until swap arrives."""
+    """How a request gives way when blocks run out. auto: the cheaper of the two."""
     swap_blocks: int = 0
+    """Blocks in host memory to swap to; without any, swap falls back to recompute."""
+    shared_prefix_decode: bool = True
+    """Whether rows of a step that share leading blocks read those once, where that pays."""
     attention: Literal["auto", "xla", "native", "reference", "pallas"] = "auto"
     """auto: pallas on a GPU, native on a CPU where it is built, else xla.
     The products of the model follow."""
@@ -61,11 +64,16 @@ class Options:
         for name in ("num_blocks", "max_model_len"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1, MOST)
-        if self.enable_prefix_caching:
-            raise comes_later("enable_prefix_caching=True", "False")
-        if self.preemption == "swap" or self.swap_blocks:
-            raise comes_later(
-                "swapping (preemption='swap' or swap_blocks)", "preemption='recompute'"
+        _whole("swap_blocks", self.swap_blocks, 0, MOST)
+        for name in ("enable_prefix_caching", "shared_prefix_decode"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(
+                    f"got {name}={getattr(self, name)!r}, wanted True or False; choose one"
+                )
+        if self.preemption == "swap" and not self.swap_blocks:
+            raise ConfigError(
+                "got preemption='swap' without swap_blocks, wanted room to swap to; "
+                "give swap_blocks, or preemption='auto'"
             )
         if self.tensor_parallel_size != 1:
             raise comes_later(f"tensor_parallel_size={self.tensor_parallel_size}", "1")
@@ -107,6 +115,9 @@ class Options:
             # fewer rows than tokens: as many rows as tokens means decode to the device
             max_prefill_rows=max(1, min(MOST_PREFILL_ROWS, self.max_num_seqs, fewest_tokens - 1)),
             attention=self.attention_backend(),
+            enable_prefix_caching=self.enable_prefix_caching,
+            preemption=self.preemption,
+            shared_prefix_decode=self.shared_prefix_decode,
         )
 
 

@@ -40,10 +40,18 @@ class RequestFactory:
     ) -> Request:
         """The checked request. Raises RequestError, or ConfigError for a later feature."""
         params = check_available(params)
+        beam = params if isinstance(params, BeamSearchParams) else None
+        if isinstance(params, BeamSearchParams):
+            params = SamplingParams(
+                temperature=0.0,
+                max_tokens=params.max_tokens,
+                stop_token_ids=params.stop_token_ids,
+                ignore_eos=params.ignore_eos,
+            )
         drawn = self._seeds.getrandbits(64)  # drawn always: a seed shifts nobody else's stream
         request = Request(
             request_id=request_id,
-            prompt_token_ids=self._encode(prompt),
+            prompt_token_ids=self.encode(prompt),
             params=params,
             seed=drawn if params.seed is None else params.seed,
             arrival_s=time.monotonic(),
@@ -51,6 +59,7 @@ class RequestFactory:
             bad_word_ids=self._bad_word_ids(params.bad_words),
             priority=priority,
             cache_salt=cache_salt,
+            beam=beam,
         )
         check_fits(request, self._num_token_ids)
         return request
@@ -68,7 +77,19 @@ class RequestFactory:
             min_tokens=params.min_tokens,
         )
 
-    def _encode(self, prompt: str | Seq[int]) -> tuple[int, ...]:
+    def encode_completion(self, completion: str | Seq[int]) -> tuple[int, ...]:
+        """The ids of what follows a prompt: of text without special tokens at its start."""
+        if not isinstance(completion, str):
+            return self.encode(completion)
+        _check_text("a completion", completion)
+        tokenizer = self._text_tokenizer("a completion of text")
+        ids = tuple(tokenizer.encode(completion, add_special_tokens=False))
+        if not ids:
+            raise RequestError("got an empty completion, wanted at least one token; write some")
+        return ids
+
+    def encode(self, prompt: str | Seq[int]) -> tuple[int, ...]:
+        """The ids of a prompt. Raises RequestError."""
         if isinstance(prompt, str):
             _check_text("a prompt", prompt)
             ids = tuple(self._text_tokenizer("a prompt of text").encode(prompt))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import jax
 
 from jaxpage.config import CacheConfig, ModelConfig
 from jaxpage.device.kv_cache import block_bytes
 from jaxpage.errors import CapacityError, ConfigError
+from jaxpage.host.policy import PressureCosts
 from jaxpage.memory import free_bytes
 
 CPU_DEFAULT_BYTES = 1 << 30
@@ -17,6 +19,10 @@ CPU_SHARE = 0.25
 """Most of the free host memory that the default pool takes on a CPU."""
 GPU_SHARE = 0.85
 """Most of the free device memory that the default pool takes; the rest is for temporaries."""
+CPU_BYTES_PER_S = 4e9
+"""Of moving a block between two arrays of one memory."""
+CPU_OPERATIONS_PER_S = 1e11
+GPU_OPERATIONS_PER_S = 1.4e14
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -41,6 +47,7 @@ def size_pool(
     num_blocks: int | None,
     kv_memory: str | int | None,
     most_tokens: int,
+    num_swap_blocks: int = 0,
 ) -> CacheConfig:
     """The pool's cut. `most_tokens`: what all sequences together could ever hold.
 
@@ -65,7 +72,23 @@ def size_pool(
             f"{need / 2**20:.0f} MiB, wanted at least 1 block and at most the free memory "
             f"({have}); change num_blocks or kv_memory"
         )
-    return CacheConfig(num_blocks=num_blocks, block_size=block_size)
+    return CacheConfig(
+        num_blocks=num_blocks, block_size=block_size, num_swap_blocks=num_swap_blocks
+    )
+
+
+def pressure_costs(config: ModelConfig, params: Any, *, block_size: int) -> PressureCosts:
+    """What swapping and recomputing cost here, to the order of magnitude."""
+    num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
+    is_cpu = jax.default_backend() == "cpu"
+    operations_per_s = CPU_OPERATIONS_PER_S if is_cpu else GPU_OPERATIONS_PER_S
+    return PressureCosts(
+        block_bytes=block_bytes(config, block_size),
+        link_bytes_per_s=CPU_BYTES_PER_S if is_cpu else PressureCosts().link_bytes_per_s,
+        seconds_per_token=2
+        * num_params
+        / (CPU_OPERATIONS_PER_S if is_cpu else GPU_OPERATIONS_PER_S),
+    )
 
 
 def _default_budget(free: int | None) -> int:

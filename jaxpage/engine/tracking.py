@@ -29,6 +29,7 @@ class LiveCompletion:
     cumulative_logprob: float = 0.0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    score: float | None = None
 
     def extend(self, update: SequenceUpdate, *, shows_end: bool) -> str | None:
         """Takes an update in; returns the stop string that its text completes, if any."""
@@ -37,6 +38,7 @@ class LiveCompletion:
         self.cumulative_logprob += update.raw_logprob_sum
         self.finish_reason = update.finish_reason
         self.stop_reason = update.stop_reason
+        self.score = update.score
         if self.detokenizer is None:
             return None
         shown = update.new_token_ids
@@ -58,6 +60,7 @@ class LiveCompletion:
             logprobs=tuple(self.logprobs) if with_logprobs else None,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            score=self.score,
         )
 
 
@@ -72,15 +75,33 @@ class LiveRequest:
     error: str | None = None
     first_token_s: float | None = None
     num_preemptions: int = 0
+    num_cached_tokens: int = 0
 
     @property
     def is_finished(self) -> bool:
-        return self.error is not None or all(c.finish_reason for c in self.completions)
+        ended = [completion.finish_reason is not None for completion in self.completions]
+        # the hypotheses of a beam search come all at once, in the order of their scores
+        is_ended = all(ended) if self.request.beam is None else any(ended)
+        return self.error is not None or is_ended
+
+    @property
+    def shown(self) -> tuple[LiveCompletion, ...]:
+        """The completions a snapshot tells of: of best_of > n none before the choice is made."""
+        params, done = self.request.params, self.completions
+        if self.error is not None:
+            return ()
+        if self.request.beam is not None:
+            return tuple(each for each in done if each.finish_reason is not None)
+        if params.num_sequences == params.n:
+            return done
+        ranked = sorted(done, key=lambda each: -each.cumulative_logprob)  # stable
+        return tuple(ranked[: params.n]) if self.is_finished else ()
 
     def extend(self, update: SequenceUpdate, now_s: float) -> str | None:
         """Takes an update in; returns the stop string that its text completes, if any."""
-        self.error = update.error
-        self.num_preemptions = update.num_preemptions
+        self.error = update.error or self.error
+        self.num_preemptions = max(self.num_preemptions, update.num_preemptions)
+        self.num_cached_tokens = max(self.num_cached_tokens, update.num_cached_tokens)
         if update.prompt_logprobs is not None:
             self.prompt_logprobs = update.prompt_logprobs
         if update.new_token_ids and self.first_token_s is None:
@@ -91,17 +112,17 @@ class LiveRequest:
     def snapshot(self, now_s: float) -> RequestOutput:
         """The request so far; a failed one has an error and no outputs."""
         with_logprobs = self.request.params.logprobs is not None
-        outputs = () if self.error is not None else self.completions
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.request.prompt_token_ids,
             outputs=tuple(
                 completion.snapshot(index, with_logprobs=with_logprobs)
-                for index, completion in enumerate(outputs)
+                for index, completion in enumerate(self.shown)
             ),
             finished=self.is_finished,
             prompt_logprobs=self.prompt_logprobs,
+            num_cached_tokens=self.num_cached_tokens,
             error=self.error,
             metrics=RequestMetrics(
                 arrival_s=self.request.arrival_s,
