@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
-from benchmarks import report
 from benchmarks.paper_rows import Effort, Row, in_range
 from benchmarks.pressure import swap_or_recompute
-from benchmarks.publish import RESULTS
+from benchmarks.publish import found_record
 from benchmarks.sim import lengths
 from benchmarks.sim.cost import PAPER_SITE, SITES
 from benchmarks.sim.outcome import Outcome
@@ -110,7 +105,7 @@ def swapping(effort: Effort) -> list[Row]:
 
 def beams(effort: Effort) -> list[Row]:
     """Row 6: what `python -m benchmarks.sharing` measured with the real small model, if it ran."""
-    record = _found("sharing")
+    record = found_record("sharing")
     if record is None:
         return []
     spans = {"alpaca": {2: (37.56,), 4: (53.13,), 6: (55.16,)},
@@ -126,12 +121,3 @@ def beams(effort: Effort) -> list[Row]:
                 tuple(cell.get("mean_lengths", (0, 0))), "another model, other prompts",
             ))  # fmt: skip
     return rows
-
-
-def _found(name: str) -> dict[str, Any] | None:
-    """Another benchmark's record, of this run or kept."""
-    for folder in (report.OUT, RESULTS):
-        path = Path(folder) / f"{name}.json"
-        if path.exists():
-            return json.loads(path.read_text())
-    return None

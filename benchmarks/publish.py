@@ -36,6 +36,15 @@ def publish(
     print("wrote", path)
 
 
+def found_record(name: str) -> dict[str, Any] | None:
+    """Another benchmark's record: the last run's, or the kept one."""
+    for folder in (report.OUT, RESULTS):
+        path = folder / f"{name}.json"
+        if path.exists():
+            return json.loads(path.read_text())
+    return None
+
+
 def table(header: Seq[str], rows: Seq[Seq[Any]]) -> list[str]:
     """Lines of a Markdown table."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
