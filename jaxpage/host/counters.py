@@ -15,8 +15,14 @@ class Counters:
     generated_tokens: int = 0
     """Tokens handed to the engine; surplus ones are not."""
     preemptions_recompute: int = 0
+    """Groups, each time one gave way so."""
+    preemptions_swap: int = 0
+    swapped_out_blocks: int = 0
+    """Moved to the host, a shared one once each time."""
+    prefix_hit_tokens: int = 0
+    """Of prompts when they first ran: what a preempted request finds again is no hit."""
     running_sum: int = 0
-    """Over steps, of the running sequences."""
+    """Over steps, of the sequences that run."""
     utilisation_sum: float = 0.0
     """Over steps, of token slots in use over slots of allocated blocks."""
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from jaxpage.config import CacheConfig, EngineConfig
-from jaxpage.errors import CapacityError, ConfigError, PromptCapacityError, RequestError
+from jaxpage.errors import CapacityError, PromptCapacityError, RequestError
 from jaxpage.host.plan import Request
-from jaxpage.host.sequence import Sequence
+from jaxpage.host.sequence import SequenceGroup, num_sequences
 
 
 def check_request(request: Request, config: EngineConfig, cache: CacheConfig) -> None:
-    """Raises ConfigError, RequestError or PromptCapacityError when it can never run."""
-    params = request.params
-    if params.num_sequences > 1:
-        raise ConfigError(
-            f"got n={params.n}, best_of={params.best_of}, wanted 1: several completions of one "
-            "prompt come with a later version; submit the prompt once for each"
-        )
-    if request.priority != 0:
-        raise ConfigError(
-            f"got priority={request.priority}, wanted 0: priorities come with a later version; "
-            "leave it out"
+    """Raises RequestError or PromptCapacityError when it can never run."""
+    seats = num_sequences(request)
+    if seats > config.max_num_seqs:
+        name = "n or best_of" if request.beam is None else "beam_width"
+        raise RequestError(
+            f"got {name}={seats}, wanted at most max_num_seqs={config.max_num_seqs}, the rows of "
+            f"one step; lower {name} or raise max_num_seqs"
         )
     num_prompt = len(request.prompt_token_ids)
     if not num_prompt:
@@ -30,7 +26,7 @@ def check_request(request: Request, config: EngineConfig, cache: CacheConfig) ->
             f"got a prompt of {num_prompt} tokens, wanted at most max_model_len="
             f"{config.max_model_len} less {num_drawn} for output; shorten it or raise max_model_len"
         )
-    _check_pool(num_prompt, _most_output(request, config), cache)
+    _check_pool(request, _most_output(request, config), cache)
 
 
 def length_limit(request: Request, config: EngineConfig) -> int:
@@ -38,13 +34,20 @@ def length_limit(request: Request, config: EngineConfig) -> int:
     return min(config.max_model_len, len(request.prompt_token_ids) + _most_output(request, config))
 
 
-def outgrown(sequence: Sequence, cache: CacheConfig) -> CapacityError:
-    """What a sequence is told that needs more than the whole pool."""
-    need = cache.blocks_for(sequence.num_tokens)
+def outgrown(group: SequenceGroup, cache: CacheConfig) -> CapacityError:
+    """What a request is told that needs more than the whole pool."""
+    num_tokens = max(sequence.num_tokens for sequence in group.live)
+    size, seats = cache.block_size, len(group.live)
+    need = cache.blocks_for(num_tokens)
+    if seats > 1:
+        return CapacityError(
+            f"got {seats} sequences of one request, of up to {num_tokens} tokens, {need} blocks of "
+            f"{size} each where none is shared, wanted all of them to go on in the pool's "
+            f"{cache.num_blocks}; lower n, beam_width or max_tokens, or raise num_blocks"
+        )
     return CapacityError(
-        f"got a sequence of {sequence.num_tokens} tokens that needs {need} blocks of "
-        f"{cache.block_size}, wanted at most the pool's {cache.num_blocks}; "
-        "lower max_tokens or raise num_blocks"
+        f"got a sequence of {num_tokens} tokens that needs {need} blocks of {size}, wanted at "
+        f"most the pool's {cache.num_blocks}; lower max_tokens or raise num_blocks"
     )
 
 
@@ -53,13 +56,27 @@ def _most_output(request: Request, config: EngineConfig) -> int:
     return config.max_model_len if limit is None else limit
 
 
-def _check_pool(num_prompt: int, most_output: int, cache: CacheConfig) -> None:
-    """The last token drawn is never stored, and a prompt that is only scored stores one less."""
+def _check_pool(request: Request, most_output: int, cache: CacheConfig) -> None:
+    """The last token drawn is never stored, and a prompt that is only scored stores one less.
+
+    Of several sequences each needs a block of its own for its first token; the full blocks of
+    the prompt are shared:
+
+        block_size 4, prompt of 6, n = 3      a b c d | e f x .     1 + 3 blocks
+                                                      | e f y .
+                                                      | e f z .
+    """
+    num_prompt, seats = len(request.prompt_token_ids), num_sequences(request)
     num_stored = num_prompt + min(most_output, 2) - 1
     need = cache.blocks_for(num_stored)
+    if seats > 1 and most_output > 1:
+        need = num_prompt // cache.block_size + seats
+        detail = f"({num_prompt // cache.block_size} shared, 1 for each of {seats} sequences)"
+    else:
+        detail = f"({num_stored} slots)"
     if need > cache.num_blocks:
         raise PromptCapacityError(
             f"got a prompt of {num_prompt} tokens that needs {need} blocks of {cache.block_size} "
-            f"({num_stored} slots) to begin, wanted at most the pool's {cache.num_blocks}; "
+            f"{detail} to begin, wanted at most the pool's {cache.num_blocks}; "
             "shorten it or raise num_blocks"
         )

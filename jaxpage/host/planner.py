@@ -1,30 +1,35 @@
-"""Which sequences the next step runs, and with how many tokens; who gives way for them.
+"""Which rows the next step runs: a token of everybody who decodes, then pieces of prompts.
 
-Owns the queues and the blocks. Knows no result and no reason for an end, only that a step was
-read. A step either prefills or decodes, and prefill goes first.
+Knows no result and no reason for an end, only that a step was read. No long prompt holds up
+anybody's next token: what the decoding rows leave of the step's tokens is what prompts get.
 
-    running, oldest first     A     B     C     D         9 blocks, none free, all read
-    tables                    3     3     2     1         A's, B's and C's blocks are full
-    A needs a block           D gives way, A takes its block
-    B needs a block           C gives way, B takes one of its two
-    C, D                      wait in this order, with the tokens they have; one block is free
+    max_num_batched_tokens 8     A, B decode     C has 20 tokens to prefill
+    step    A 1   B 1   C 0..5      one program: 2 decode rows, 6 prefill tokens
+            A 1   B 1   C 6..11
+            A 1   B 1   C 12..17
+            A 1   B 1   C 18..19    draws C's first token
 """
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterator
-from itertools import chain
 from typing import NamedTuple
 
 from jaxpage.config import CacheConfig, EngineConfig
-from jaxpage.host import policy
-from jaxpage.host.block_manager import BlockManager
+from jaxpage.host.admission import Admission
+from jaxpage.host.books import Books
 from jaxpage.host.buckets import Ladder, cut_to_rung
 from jaxpage.host.counters import Counters
 from jaxpage.host.plan import PlannedRow, StepPlan
-from jaxpage.host.rows import build_row
-from jaxpage.host.sequence import Sequence, Status
+from jaxpage.host.policy import PressureCosts
+from jaxpage.host.prefix_groups import find_prefix_groups
+from jaxpage.host.pressure import Pressure
+from jaxpage.host.rows import build_row, wants_scores
+from jaxpage.host.sequence import Sequence, SequenceGroup, Status
+
+LEAST_PREFILL_TOKENS = 16
+"""A step's room for prompts, however many decode: more rows than max_num_batched_tokens would
+else keep a prompt waiting until one of them ends."""
 
 
 class Part(NamedTuple):
@@ -35,7 +40,7 @@ class Part(NamedTuple):
 
 
 class Planner:
-    """The waiting, the running and their blocks; makes plans of them."""
+    """Makes plans of what waits and runs."""
 
     def __init__(
         self,
@@ -43,200 +48,216 @@ class Planner:
         cache: CacheConfig,
         *,
         prefill_ladder: Ladder | None,
+        costs: PressureCosts,
         counters: Counters,
     ) -> None:
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []  # both in the policy's order
-        self.blocks = BlockManager(cache)
-        self.last_planned = 0
-        self.last_read = 0
-        self._config = config
-        self._cache = cache
+        self.books = Books(config, cache, counters)
         self._ladder = prefill_ladder
-        self._counters = counters
-        self._preempted: list[int] = []
-        self._outgrown: list[Sequence] = []
-
-    def enqueue(self, sequence: Sequence) -> None:
-        """Lines a sequence up at its place in the policy's order."""
-        sequence.status = Status.WAITING
-        insort(self.waiting, sequence, key=policy.rank)
+        self._admission = Admission(self.books)
+        self._pressure = Pressure(self.books, costs)
+        self._outgrown: list[SequenceGroup] = []
 
     def plan(self) -> StepPlan | None:
         """The next step, or None while nothing can run before a result is read."""
-        parts = self._prefill_parts() or self._decode_parts()
-        if not parts and self._outgrown:
-            parts = self._prefill_parts()  # the pool has just been emptied
-        return self._dispatch(parts) if parts else None
+        while True:
+            self._pressure.is_short = False
+            under_way: list[Sequence] = []
+            decode = self._decode_parts(under_way)
+            num_waiting = len(self.books.waiting)
+            prefill = self._prefill_parts(under_way, len(decode))
+            if decode or prefill:
+                return self._dispatch(decode, prefill)
+            has_returned = len(self.books.waiting) < num_waiting  # from the host, to decode
+            if not has_returned and not self._drop_outgrown():
+                return None
 
-    def take_outgrown(self) -> list[Sequence]:
-        """Sequences that `plan` dropped because they need more than the whole pool."""
+    def take_outgrown(self) -> list[SequenceGroup]:
+        """Groups that `plan` found to need more than the whole pool; they hold nothing now."""
         outgrown, self._outgrown = self._outgrown, []
         return outgrown
 
     def step_read(self, step_id: int) -> None:
         """Makes what this step was the last to touch available again. Steps come in order."""
-        assert step_id == self.last_read + 1 <= self.last_planned, (step_id, self.last_read)
-        self.last_read = step_id
-        self.blocks.step_read(step_id)
+        books = self.books
+        assert step_id == books.last_read + 1 <= books.last_planned, (step_id, books.last_read)
+        books.last_read = step_id
+        books.blocks.step_read(step_id)
 
-    def remove(self, sequence: Sequence) -> None:
-        """Forgets a sequence that has ended; its blocks come back once no step uses them."""
-        if sequence.status is Status.RUNNING:
-            self._stop_running(sequence)
-        elif sequence.status is Status.WAITING:
-            self.waiting.remove(sequence)
-        sequence.status = Status.ENDED
+    def _decode_parts(self, under_way: list[Sequence]) -> list[Part]:
+        """One token of everybody who has room for it, or gets it, in order of rank.
 
-    def is_in_flight(self, sequence: Sequence) -> bool:
-        """Whether a step that holds the sequence has not been read."""
-        return sequence.last_step > self.last_read
+        Those who have prompt tokens to feed are put aside in `under_way`.
+        """
+        blocks = self.books.blocks
+        parts: list[Part] = []
+        for group in tuple(self.books.running):
+            if not group.is_running:
+                continue  # it gave way to one before it
+            if group.beams is not None and group.is_ready:
+                if all(self._make_writable(sequence) for sequence in group.live):
+                    parts += [Part(sequence, 1) for sequence in group.live]
+                continue
+            for sequence in group.live:
+                if sequence.status is not Status.RUNNING:
+                    if sequence.status is Status.WAITING and not group.is_one_row:
+                        under_way.append(sequence)
+                elif sequence.num_computed < sequence.prefill_len:
+                    under_way.append(sequence)
+                elif group.beams is None and (
+                    not blocks.num_blocks_to_write(sequence.seq_id, 1)
+                    or self._make_writable(sequence)
+                ):
+                    parts.append(Part(sequence, 1))
+        return parts
 
-    def check_integrity(self) -> None:
-        """Queues in order and disjoint, tables exactly for the running, no slot to spare."""
-        self.blocks.check_integrity()
-        for queue, status in ((self.waiting, Status.WAITING), (self.running, Status.RUNNING)):
-            ranks = [policy.rank(sequence) for sequence in queue]
-            assert ranks == sorted(set(ranks)), f"{status} out of order: {ranks}"
-            assert all(sequence.status is status for sequence in queue), status
-        assert len(self.running) <= self._config.max_num_seqs, len(self.running)
-        assert 0 <= self.last_planned - self.last_read <= 2, (self.last_planned, self.last_read)
-        allocated = 0
-        for sequence in self.running:
-            blocks = self._cache.blocks_for(max(sequence.num_computed, sequence.prefill_len))
-            assert len(self.blocks.table(sequence.seq_id)) == blocks, sequence
-            assert sequence.num_computed <= sequence.num_tokens <= sequence.max_len, sequence
-            allocated += blocks
-        assert allocated * self._cache.block_size == self.blocks.num_slots_allocated, allocated
-        assert all(sequence.num_computed == 0 for sequence in self.waiting)
+    def _make_writable(self, sequence: Sequence) -> bool:
+        """Whether the sequence's next position is in a block of its own now."""
+        blocks = self.books.blocks
+        need = blocks.num_blocks_to_write(sequence.seq_id, 1)
+        if need and not self._pressure.make_room(sequence.group, need):
+            return False
+        blocks.prepare_write(sequence.seq_id, 1)
+        return True
 
-    def _prefill_parts(self) -> list[Part]:
+    def _prefill_parts(self, under_way: list[Sequence], num_decode: int) -> list[Part]:
         """Prompts under way, then of the waiting what rows, tokens and blocks allow, in order."""
-        budget, ladder = self._config.max_num_batched_tokens, self._ladder
+        config, ladder = self.books.config, self._ladder
+        budget = config.max_num_batched_tokens
+        budget = max(budget - num_decode, min(budget, LEAST_PREFILL_TOKENS))
         if ladder is not None:
             budget = min(budget, ladder.sizes[-1])
-        under_way = (sequence for sequence in self.running if sequence.is_prefilling)
         parts: list[Part] = []
-        for sequence in chain(under_way, self._admissible()):
-            if not budget or len(parts) == self._config.max_prefill_rows:
+        queue = self._begun(under_way)
+        while budget and len(parts) < config.max_prefill_rows:
+            sequence = next(queue, None)
+            if sequence is None:
                 break
-            parts.append(Part(sequence, min(_num_left(sequence), budget)))
+            num_left = sequence.prefill_len - sequence.num_computed
+            parts.append(Part(sequence, min(num_left, budget)))
             budget -= parts[-1].num_tokens
         if ladder is not None and parts:
             _trim(parts, ladder)
-        for sequence, _ in parts:
-            if sequence.status is Status.WAITING:
-                self._admit(sequence)
         return parts
 
-    def _admissible(self) -> Iterator[Sequence]:
-        """The waiting who could all be admitted together; nobody overtakes one who does not fit."""
-        num_free, num_running = self.blocks.num_free, len(self.running)
-        for sequence in self.waiting:
-            if num_running == self._config.max_num_seqs or self.is_in_flight(sequence):
+    def _begun(self, under_way: list[Sequence]) -> Iterator[Sequence]:
+        """Who has tokens to prefill and a table for them; tables are opened as one asks."""
+        for sequence in under_way:
+            if sequence.group.is_running and (
+                sequence.status is Status.RUNNING or self._follow(sequence)
+            ):
+                yield sequence
+        while not self._pressure.is_short:
+            group = self._admission.admit_next()
+            if group is None:
                 return
-            num_free -= self._cache.blocks_for(sequence.num_to_prefill)
-            if num_free < policy.reserved_blocks(num_running):
-                return
-            num_running += 1
-            yield sequence
+            yield from (
+                sequence
+                for sequence in group.live
+                if sequence.status is Status.RUNNING and sequence.is_prefilling
+            )
 
-    def _admit(self, sequence: Sequence) -> None:
-        self.waiting.remove(sequence)
-        insort(self.running, sequence, key=policy.rank)
-        if not sequence.num_preemptions:
-            self._counters.prompt_tokens += sequence.prompt_len
-        sequence.status = Status.RUNNING
-        sequence.prefill_len = sequence.num_to_prefill
-        self.blocks.open(sequence.seq_id, sequence.prefill_len)
-
-    def _decode_parts(self) -> list[Part]:
-        """One token of every sequence that has room for it, or gets it, in the policy's order."""
-        parts: list[Part] = []
-        for sequence in tuple(self.running):
-            if sequence.status is not Status.RUNNING:
-                continue  # it gave way to one before it
-            assert not sequence.is_prefilling, f"a step of decodes holds prefill: {sequence}"
-            if sequence.num_computed == self.blocks.capacity(sequence.seq_id):
-                if not self._find_block(sequence):
-                    continue
-                self.blocks.grow(sequence.seq_id)
-            parts.append(Part(sequence, 1))
-        return parts
-
-    def _find_block(self, sequence: Sequence) -> bool:
-        """Whether a block is free for the sequence, after others have given way for it.
-
-        False leaves it out of this step: it waits for held blocks or for its own result, or it
-        gave way itself, or it has outgrown the pool.
-        """
-        while not self.blocks.num_free:
-            if self.blocks.num_held:
-                return False
-            victim = policy.choose_victim(self.running)
-            if len(self.running) > 1:
-                self._preempt(victim)
-            elif not self.is_in_flight(sequence):  # a result unread might be the end
-                self._stop_running(sequence)
-                sequence.status = Status.ENDED
-                self._outgrown.append(sequence)
-            if victim is sequence:
-                return False
+    def _follow(self, sequence: Sequence) -> bool:
+        """Opens the table of one whose leader has come far enough, others giving way for it."""
+        admission = self._admission
+        if not admission.is_led(sequence):
+            return False
+        need = admission.follow(sequence)
+        if need > self.books.blocks.num_free and not self._pressure.make_room(sequence.group, need):
+            return False
+        admission.open_led(sequence)
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Recompute: the blocks go, the tokens stay, a token in flight is kept when read."""
-        self._stop_running(sequence)
-        sequence.num_computed = 0
-        sequence.num_preemptions += 1
-        self._counters.preemptions_recompute += 1
-        self._preempted.append(sequence.seq_id)
-        self.enqueue(sequence)
+    def _drop_outgrown(self) -> bool:
+        """Whether a group has just been dropped that not even the whole pool can hold.
 
-    def _stop_running(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
-        until_step = sequence.last_step if self.is_in_flight(sequence) else None
-        self.blocks.release(sequence.seq_id, until_step=until_step)
+        With all results read and everybody else out of the way, it still cannot go on.
+        """
+        books = self.books
+        if books.last_planned > books.last_read:
+            return False  # a result unread might be the end, and brings blocks back
+        group = books.running[0] if books.running else books.waiting.first()
+        if group is None:
+            return False
+        assert len(books.running) <= 1, [other.request.request_id for other in books.running]
+        self._outgrown.append(group)
+        books.drop(group)
+        return True
 
-    def _dispatch(self, parts: list[Part]) -> StepPlan:
+    def _dispatch(self, decode: list[Part], prefill: list[Part]) -> StepPlan:
         """The plan of these parts; the books are from here on as if the step had run."""
-        step_id = self.last_planned + 1
+        books = self.books
+        step_id = books.last_planned + 1
+        preempted = self._pressure.take_preempted()
+        moves = books.blocks.take_moves()
+        parts = [*decode, *_short_first(prefill)]
         rows: list[PlannedRow] = []
         num_draws = 0
         for sequence, num_tokens in parts:
+            group = sequence.group
             assert sequence.status is Status.RUNNING, f"planned, then taken back: {sequence}"
             assert not sequence.num_in_flight or sequence.last_step == step_id - 1, sequence
-            row = build_row(sequence, num_tokens, self.blocks.table(sequence.seq_id))
+            row = build_row(sequence, num_tokens, books.blocks.table(sequence.seq_id))
             rows.append(row)
             sequence.num_computed = row.context_len
-            sequence.last_step = step_id
-            sequence.group.num_targets += len(row.prompt_targets)
+            sequence.last_step = group.last_step = step_id
+            if row.prompt_targets:
+                group.num_targets += len(row.prompt_targets)
             if row.draws:
-                sequence.num_in_flight += 1
-                sequence.draw_index = num_draws
-                num_draws += 1
-            self.blocks.store(sequence.seq_id, row.context_len)
-        self.last_planned = step_id
+                self._note_draws(sequence, row, num_draws)
+                num_draws += len(row.draws)
+            books.blocks.store(
+                sequence.seq_id, row.context_len, sequence.token_ids, until_step=step_id
+            )
+        books.last_planned = step_id
         self._count_step()
         for sequence, _ in parts:
-            if sequence.is_last_step_planned:
-                self._stop_running(sequence)
-                sequence.status = Status.LEAVING
-        preempted, self._preempted = tuple(self._preempted), []
-        return StepPlan(step_id=step_id, rows=tuple(rows), preempted=preempted)
+            self._after_dispatch(sequence, step_id)
+        groups = ()
+        if books.config.shared_prefix_decode:
+            groups = find_prefix_groups(rows, parts, books.cache.block_size)
+        return StepPlan(step_id, tuple(rows), moves, preempted, groups)
+
+    def _note_draws(self, sequence: Sequence, row: PlannedRow, first: int) -> None:
+        if len(row.draws) == 1:
+            sequence.num_in_flight += 1
+            sequence.draw_index = first
+            return
+        for index, sample in enumerate(sequence.group.live, first):
+            sample.num_in_flight += 1
+            sample.draw_index = index
+
+    def _after_dispatch(self, sequence: Sequence, step_id: int) -> None:
+        """Forks what was one row until it drew; lets those go whose last step this was."""
+        books, group = self.books, sequence.group
+        if group.is_one_row and (sequence.num_in_flight or sequence.is_last_step_planned):
+            group.is_one_row = False
+            for sample in group.live[1:]:
+                _continue_from(sequence, sample)
+                if not sample.is_last_step_planned:
+                    books.blocks.fork(sequence.seq_id, sample.seq_id)
+                    sample.status = Status.RUNNING
+                else:
+                    books.leave(sample)
+        if sequence.is_last_step_planned:
+            books.leave(sequence)
 
     def _count_step(self) -> None:
-        counters, blocks = self._counters, self.blocks
+        books, counters = self.books, self.books.counters
         counters.num_steps += 1
-        counters.running_sum += len(self.running)
-        counters.utilisation_sum += blocks.num_slots_in_use / blocks.num_slots_allocated
+        counters.running_sum += sum(group.num_seats for group in books.running)
+        counters.utilisation_sum += books.blocks.num_slots_in_use / books.blocks.num_slots_allocated
 
 
-def _num_left(sequence: Sequence) -> int:
-    """Tokens to prefill, of one that runs or would be admitted now."""
-    if sequence.status is Status.WAITING:
-        return sequence.num_to_prefill
-    return sequence.prefill_len - sequence.num_computed
+def _continue_from(lead: Sequence, sample: Sequence) -> None:
+    sample.num_computed = sample.prefill_len = lead.num_computed
+    sample.last_step = lead.last_step
+
+
+def _short_first(parts: list[Part]) -> list[Part]:
+    """A plan's rows of one token, that score no prompt, come before the longer ones."""
+    if len(parts) == 1:
+        return parts
+    return sorted(parts, key=lambda part: part.num_tokens > 1 or wants_scores(*part))
 
 
 def _trim(parts: list[Part], ladder: Ladder) -> None:

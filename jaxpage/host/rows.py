@@ -32,7 +32,8 @@ def build_row(sequence: Sequence, num_tokens: int, block_ids: tuple[int, ...]) -
     is_in_flight = end > len(sequence.token_ids)
     assert end <= sequence.num_tokens, (start, num_tokens, sequence.num_tokens)
     assert not is_in_flight or num_tokens == 1, "known tokens and one in flight in the same row"
-    targets = _targets(sequence, start, end)
+    group = sequence.group
+    targets = NO_TARGETS if group.prompt_logprobs is None else _targets(sequence, start, end)
     return PlannedRow(
         seq_id=sequence.seq_id,
         token_ids=() if is_in_flight else tuple(sequence.token_ids[start:end]),
@@ -41,20 +42,32 @@ def build_row(sequence: Sequence, num_tokens: int, block_ids: tuple[int, ...]) -
         num_tokens=num_tokens,
         block_ids=block_ids,
         prompt_len=sequence.prompt_len,
-        draws=(_draw(sequence, end - 1),) if end == sequence.num_tokens else (),
+        draws=_draws(sequence, end - 1) if end == sequence.num_tokens else (),
         prompt_targets=targets.prompt_targets,
         target_offset=targets.target_offset,
-        num_prompt_logprobs=sequence.group.request.params.prompt_logprobs or 0,
+        num_prompt_logprobs=group.request.params.prompt_logprobs or 0,
     )
 
 
+def wants_scores(sequence: Sequence, num_tokens: int) -> bool:
+    """Whether the row of the sequence's next `num_tokens` tokens would have prompt targets."""
+    if sequence.group.prompt_logprobs is None:
+        return False
+    start = sequence.num_computed
+    return bool(_targets(sequence, start, start + num_tokens).prompt_targets)
+
+
 def _targets(sequence: Sequence, start: int, end: int) -> Targets:
-    group = sequence.group
-    if group.prompt_logprobs is None:
-        return NO_TARGETS
-    first = max(start + 1, group.num_targets)
-    targets = group.request.prompt_token_ids[first : end + 1]
+    first = max(start + 1, sequence.group.num_targets)
+    targets = sequence.group.request.prompt_token_ids[first : end + 1]
     return Targets(targets, first - 1 - start) if targets else NO_TARGETS
+
+
+def _draws(sequence: Sequence, last: int) -> tuple[Draw, ...]:
+    """Its own draw; while one row stands for the whole group, everybody's."""
+    if not sequence.group.is_one_row or len(sequence.group.live) == 1:
+        return (_draw(sequence, last),)
+    return tuple(_draw(sample, last) for sample in sequence.group.live)
 
 
 def _draw(sequence: Sequence, last: int) -> Draw:

@@ -7,83 +7,112 @@ that `schedule` refuses.
     Request ------> waiting -----> running --------------> leaving -----------> ended
                        ^              |   last step planned    result read
                        +--------------+
-                         preempted: blocks freed, output kept, prefilled again
+                         preempted: blocks freed, output kept, prefilled again;
+                         or swapped: blocks on the host, back as they were
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.errors import RequestError
+from jaxpage.host.block_map import BlockMap
 from jaxpage.host.buckets import Ladder
 from jaxpage.host.counters import Counters
+from jaxpage.host.fork import continue_beams
 from jaxpage.host.limits import check_request, length_limit, outgrown
-from jaxpage.host.plan import PlannedRow, Request, SequenceUpdate, StepPlan, StepResult
+from jaxpage.host.plan import Request, SequenceUpdate, StepPlan, StepResult
 from jaxpage.host.planner import Planner
-from jaxpage.host.sequence import Sequence, SequenceGroup, Status, new_sequence
+from jaxpage.host.policy import PressureCosts
+from jaxpage.host.reports import (
+    Drawn,
+    hypothesis_updates,
+    new_update,
+    take_scores,
+)
+from jaxpage.host.sequence import Sequence, SequenceGroup, Status, new_group
 from jaxpage.host.stop import End, find_end, is_complete
-from jaxpage.outputs import FinishReason, TokenLogprob
+from jaxpage.outputs import FinishReason
 
 
 class Scheduler:
     """All requests that have not ended. Every sequence ends with exactly one reason or error."""
 
     def __init__(
-        self, config: EngineConfig, cache: CacheConfig, *, prefill_ladder: Ladder | None = None
+        self,
+        config: EngineConfig,
+        cache: CacheConfig,
+        *,
+        prefill_ladder: Ladder | None = None,
+        costs: PressureCosts | None = None,
     ) -> None:
-        """`prefill_ladder`: sizes that prefill steps are padded to, so that they fit well."""
+        """`prefill_ladder`: sizes that prefill steps are padded to, so that they fit well.
+
+        `costs`: what `preemption="auto"` weighs, of this model on this machine.
+        """
         self.counters = Counters()
         self._config = config
         self._cache = cache
         self._planner = Planner(
-            config, cache, prefill_ladder=prefill_ladder, counters=self.counters
+            config,
+            cache,
+            prefill_ladder=prefill_ladder,
+            costs=costs or PressureCosts(),
+            counters=self.counters,
         )
+        self._books = self._planner.books
         self._groups: dict[str, SequenceGroup] = {}
         self._sequences: dict[int, Sequence] = {}
         self._num_created = 0
         self._updates: list[SequenceUpdate] = []
 
     def add(self, request: Request) -> None:
-        """Lines a request up. Raises ConfigError, RequestError or PromptCapacityError."""
+        """Lines a request up. Raises RequestError or PromptCapacityError."""
         if request.request_id in self._groups:
             raise RequestError(
                 f"got request id {request.request_id!r} again, wanted one that is not running; "
                 "wait until it has finished, or give another id"
             )
         check_request(request, self._config, self._cache)
-        self._num_created += 1
-        sequence = new_sequence(request, self._num_created, length_limit(request, self._config))
-        self._groups[request.request_id] = sequence.group
-        self._sequences[sequence.seq_id] = sequence
-        self._planner.enqueue(sequence)
-        if is_complete(sequence):
-            self._report(sequence, end=End("length"))
+        max_len = length_limit(request, self._config)
+        group = new_group(request, self._num_created + 1, max_len)
+        self._num_created += len(group.sequences)
+        self._groups[request.request_id] = group
+        self._sequences.update((sequence.seq_id, sequence) for sequence in group.sequences)
+        self._books.waiting.push(group)
+        if is_complete(group.lead):
+            self._end_all(group, End("length"))
 
     def schedule(self) -> StepPlan | None:
         """The next step to dispatch; None: read a result first, or there is nothing to do."""
-        planner = self._planner
-        assert planner.last_planned - planner.last_read <= 1, "two plans are unread: read one"
-        plan = planner.plan()
-        for sequence in planner.take_outgrown():
-            self._report(sequence, error=str(outgrown(sequence, self._cache)))
+        books = self._books
+        assert books.last_planned - books.last_read <= 1, "two plans are unread: read one"
+        plan = self._planner.plan()
+        for group in self._planner.take_outgrown():
+            self._updates.append(new_update(group.lead, error=str(outgrown(group, self._cache))))
+            self._forget(group)
         return plan
 
     def update(self, plan: StepPlan, result: StepResult) -> None:
         """Takes in the result of the oldest unread plan. Tokens of ended sequences are dropped."""
         assert result.step_id == plan.step_id, (result.step_id, plan.step_id)
         self._planner.step_read(plan.step_id)
-        draw_index = 0
+        sequences, draw_index = self._sequences, 0
         for row_index, row in enumerate(plan.rows):
-            sequence = self._sequences.get(row.seq_id)
-            if sequence is not None:
-                if row.prompt_targets:
-                    _take_scores(sequence.group, row, result.prompt_logprobs[row_index])
-                if row.draws:
-                    self._take_token(sequence, result, draw_index)
-                elif is_complete(sequence):
-                    self._report(sequence, end=End("length"))
-            draw_index += len(row.draws)
+            if row.prompt_targets and row.seq_id in sequences:
+                group = sequences[row.seq_id].group
+                take_scores(group, row, result.prompt_logprobs[row_index])
+            for draw in row.draws:
+                sequence = sequences.get(draw.seq_id)
+                if sequence is not None:
+                    if draw.num_candidates:
+                        self._take_candidates(sequence, result, draw_index)
+                    else:
+                        self._take_token(sequence, result, draw_index)
+                draw_index += 1
+            if not row.draws and row.prompt_targets and row.seq_id in sequences:
+                sequence = sequences[row.seq_id]
+                if is_complete(sequence):
+                    self._end_all(sequence.group, End("length"))
 
     def take_updates(self) -> tuple[SequenceUpdate, ...]:
         """All news since the last call, oldest first."""
@@ -91,32 +120,41 @@ class Scheduler:
         return updates
 
     def finish(self, seq_id: int, reason: FinishReason, stop_reason: int | str | None) -> None:
-        """Ends a sequence for a cause the engine found. One that has ended stays as it is."""
+        """Ends one sequence for a cause the engine found. One that has ended stays as it is."""
         sequence = self._sequences.get(seq_id)
         if sequence is not None:
-            self._report(sequence, end=End(reason, stop_reason))
+            self._end(sequence, End(reason, stop_reason))
 
     def abort(self, request_id: str) -> bool:
         """Ends a request, its tokens in flight dropped; False when there is no such request."""
         group = self._groups.get(request_id)
         if group is None:
             return False
-        for sequence in group.sequences:
-            self.finish(sequence.seq_id, "abort", None)
+        self._end_all(group, End("abort"))
         return True
+
+    def reset_prefix_cache(self) -> None:
+        """Nothing computed before now is found by a prompt that comes later."""
+        self._books.blocks.reset_prefix_cache()
+
+    def block_map(self) -> BlockMap:
+        """Who owns which block now, by sequence ids."""
+        return self._books.blocks.block_map()
 
     @property
     def has_unfinished(self) -> bool:
         """Whether a sequence has not ended, or a plan has not been read."""
-        return bool(self._sequences) or self._planner.last_planned > self._planner.last_read
+        return bool(self._sequences) or self._books.last_planned > self._books.last_read
 
     @property
     def num_running(self) -> int:
-        return len(self._planner.running)
+        """Sequences that have a seat in the next step."""
+        return sum(group.num_seats for group in self._books.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._planner.waiting)
+        """Requests that hold no blocks of the pool: new, preempted or swapped."""
+        return len(self._books.waiting)
 
     @property
     def blocks_total(self) -> int:
@@ -124,90 +162,83 @@ class Scheduler:
 
     @property
     def blocks_free(self) -> int:
-        return self._planner.blocks.num_free
+        """Blocks that can be taken; what only the prefix cache keeps is among them."""
+        return self._books.blocks.num_free
 
     @property
     def peak_blocks_used(self) -> int:
-        return self._planner.blocks.pool.peak_used
+        return self._books.blocks.pool.peak_used
+
+    @property
+    def peak_blocks_saved(self) -> int:
+        """Most blocks that sharing saved at one time: entries of all tables less blocks."""
+        return self._books.blocks.peak_blocks_saved
 
     def check_integrity(self) -> None:
         """Asserts that the books agree; for tests, after any operation."""
-        planner = self._planner
-        planner.check_integrity()
-        queued = {sequence.seq_id for sequence in (*planner.waiting, *planner.running)}
+        books = self._books
+        books.check_integrity()
         for seq_id, sequence in self._sequences.items():
+            group = sequence.group
+            assert sequence.seq_id == seq_id and sequence.status is not Status.ENDED, sequence
             is_leaving = sequence.status is Status.LEAVING
-            assert (seq_id in queued) != is_leaving, f"in no queue or in two: {sequence}"
-            assert not is_leaving or planner.is_in_flight(sequence), f"never ends: {sequence}"
-            assert not sequence.num_in_flight or planner.is_in_flight(sequence), sequence
-        assert queued <= self._sequences.keys(), "an ended sequence in a queue"
+            assert not is_leaving or books.is_in_flight(group), f"never ends: {sequence}"
+            assert not sequence.num_in_flight or books.is_in_flight(group), sequence
+            is_placed = group.is_queued or group.is_running
+            assert is_placed or all(s.status is Status.LEAVING for s in group.live), sequence
         live = {sequence.group.request.request_id for sequence in self._sequences.values()}
         assert live == self._groups.keys(), (live, self._groups.keys())
+        for group in (*books.waiting, *books.running):
+            assert self._groups.get(group.request.request_id) is group, "ended, and in a queue"
 
     def _take_token(self, sequence: Sequence, result: StepResult, draw_index: int) -> None:
         """Appends what was drawn, also where the sequence has given way since."""
-        token_id = int(result.token_ids[draw_index])
-        sequence.token_ids.append(token_id)
+        drawn = Drawn.of(sequence, result, draw_index)
+        sequence.token_ids.append(drawn.token_id)
         sequence.num_in_flight -= 1
         self.counters.generated_tokens += 1
-        logprobs: tuple[TokenLogprob, ...] = ()
-        if sequence.group.request.params.logprobs is not None:
-            logprob, top = result.logprobs[draw_index], result.top[draw_index]
-            logprobs = (TokenLogprob(token_id, logprob, top),)
-        self._report(
-            sequence,
-            end=find_end(sequence),
-            new_token_ids=(token_id,),
-            logprobs=logprobs,
-            raw_logprob_sum=result.raw_logprobs[draw_index],
-        )
+        end = find_end(sequence)
+        self._updates.append(new_update(sequence, end=end, drawn=drawn))
+        if end is not None:
+            self._retire(sequence)
 
-    def _report(
-        self,
-        sequence: Sequence,
-        *,
-        end: End | None = None,
-        error: str | None = None,
-        new_token_ids: tuple[int, ...] = (),
-        logprobs: tuple[TokenLogprob, ...] = (),
-        raw_logprob_sum: float = 0.0,
-    ) -> None:
-        """Tells the engine, and forgets the sequence when this was the last of it."""
-        request_id = sequence.group.request.request_id
-        self._updates.append(
-            SequenceUpdate(
-                request_id=request_id,
-                seq_id=sequence.seq_id,
-                sample_index=sequence.sample_index,
-                new_token_ids=new_token_ids,
-                logprobs=logprobs,
-                raw_logprob_sum=raw_logprob_sum,
-                finish_reason=end.finish_reason if end else None,
-                stop_reason=end.stop_reason if end else None,
-                error=error,
-                prompt_logprobs=_hand_out_scores(sequence.group),
-                num_preemptions=sequence.num_preemptions,
-            )
-        )
-        if end is not None or error is not None:
-            self._planner.remove(sequence)
-            del self._sequences[sequence.seq_id]
-            if all(other.status is Status.ENDED for other in sequence.group.sequences):
-                del self._groups[request_id]
+    def _take_candidates(self, sequence: Sequence, result: StepResult, draw_index: int) -> None:
+        """Keeps what may follow a beam, and chooses once that is known of all beams."""
+        sequence.candidates = tuple(result.top[draw_index])
+        sequence.num_in_flight -= 1
+        group = sequence.group
+        if any(beam.candidates is None for beam in group.live):
+            return
+        continue_beams(self._books, group)
+        assert group.beams is not None, group
+        if group.beams.is_done:
+            updates = hypothesis_updates(group)
+            self.counters.generated_tokens += sum(len(news.new_token_ids) for news in updates)
+            self._updates += updates
+            self._forget(group)
 
+    def _end(self, sequence: Sequence, end: End) -> None:
+        self._updates.append(new_update(sequence, end=end))
+        self._retire(sequence)
 
-def _take_scores(group: SequenceGroup, row: PlannedRow, scores: Seq[TokenLogprob]) -> None:
-    """Rows come back in the order they were asked, so each one's scores follow the last one's."""
-    assert group.prompt_logprobs is not None, f"row of {row.seq_id} was asked for no scores"
-    assert len(scores) == len(row.prompt_targets), (len(scores), row.prompt_targets)
-    assert len(group.prompt_logprobs) == row.start + row.target_offset + 1, row
-    group.prompt_logprobs += scores
+    def _end_all(self, group: SequenceGroup, end: End) -> None:
+        for sequence in tuple(group.sequences):
+            if sequence.status is not Status.ENDED:
+                self._updates.append(new_update(sequence, end=end))
+        self._forget(group)
 
+    def _retire(self, sequence: Sequence) -> None:
+        """Forgets a sequence that has ended, and its request with the last one."""
+        self._books.remove(sequence)
+        del self._sequences[sequence.seq_id]
+        if not sequence.group.live:
+            self._forget(sequence.group)
 
-def _hand_out_scores(group: SequenceGroup) -> tuple[TokenLogprob | None, ...] | None:
-    """The whole prompt's log-probabilities the first time they are complete, then None."""
-    scores = group.prompt_logprobs
-    if scores is None or len(scores) < len(group.request.prompt_token_ids):
-        return None
-    group.prompt_logprobs = None
-    return tuple(scores)
+    def _forget(self, group: SequenceGroup) -> None:
+        """Forgets a request and all of its sequences."""
+        self._books.drop(group)
+        for sequence in group.sequences:
+            sequence.status = Status.ENDED
+            self._sequences.pop(sequence.seq_id, None)
+        group.live.clear()
+        del self._groups[group.request.request_id]

@@ -7,22 +7,31 @@ Knows token ids and counts, no blocks. A sequence at depth 1, two prompt tokens,
     prefill planned     (a b)       1               3            2
     decode planned      (a b)       2               4            3     feeds the first draw
     prefill's draw read (a b c)     1               4            3     feeds the second draw next
+
+A group of samples or beams begins as one row of its first sequence; the others hold nothing until
+that row has drawn. Preempted later, each is prefilled again from where it leaves its leader.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
+from jaxpage.host.beam import BeamSearch, num_candidates
 from jaxpage.host.plan import Draw, Request
 from jaxpage.outputs import TokenLogprob
 
+Candidates = tuple[tuple[int, float], ...]
+"""The best ids after a beam with their raw log-probabilities, best first."""
+
 
 class Status(Enum):
-    """Where a sequence stands in the scheduler."""
+    """Where a sequence stands; its group may be running while it still waits."""
 
     WAITING = auto()
-    """Holds no blocks: new, or preempted."""
+    """Holds no blocks: new, preempted, or about to follow its leader."""
+    SWAPPED = auto()
+    """Its blocks are on the host."""
     RUNNING = auto()
     LEAVING = auto()
     """Its last step is planned and not read yet; holds no row and no block any more."""
@@ -31,15 +40,57 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """A request and the sequences that complete it: one, until sampling draws several."""
+    """A request and the sequences that complete it: samples, beams, or just one."""
 
     request: Request
+    arrival: int
+    """Grows with each request."""
     sequences: list[Sequence] = field(default_factory=list)
+    live: list[Sequence] = field(default_factory=list)
+    """Those that have not ended; of beams those in use, best first."""
+    beams: BeamSearch | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     """What has been read so far, None first; None itself when not asked for, or handed out."""
     num_targets: int = 1
     """Prompt tokens that need no further asking: the first, and those whose log-probability
     is read or in flight. Preemption leaves it as it is, so nothing is asked twice."""
+    is_one_row: bool = True
+    """Nothing has been drawn: the first sequence's row stands for all."""
+    is_queued: bool = False
+    is_running: bool = False
+    last_step: int = 0
+    """The last plan that holds a row of it; 0 before the first."""
+    num_preemptions: int = 0
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache when it first ran; None before."""
+    returned_for: int = 0
+    """The plan that last brought it back from the host; 0 for none."""
+    retry_free_blocks: int = 0
+    """Free blocks at which to look at it again, as of the last time it did not fit."""
+
+    @property
+    def lead(self) -> Sequence:
+        return self.live[0]
+
+    @property
+    def num_seats(self) -> int:
+        """Rows that it may need at once."""
+        if self.beams is not None:
+            return len(self.sequences) if self.live[0].status is not Status.LEAVING else 0
+        if len(self.live) == 1:
+            return int(self.live[0].status is not Status.LEAVING)
+        return sum(sequence.status is not Status.LEAVING for sequence in self.live)
+
+    @property
+    def is_ready(self) -> bool:
+        """Beams only: all have been fed and none awaits a choice, so they can step together."""
+        return all(
+            sequence.status is Status.RUNNING
+            and not sequence.is_prefilling
+            and not sequence.num_in_flight
+            and sequence.candidates is None
+            for sequence in self.live
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +118,13 @@ class Sequence:
     """The last plan that holds a row of it; 0 before the first."""
     draw_index: int = 0
     """Its draw's place in that plan; means nothing while num_in_flight is 0."""
-    num_preemptions: int = 0
+    leader: Sequence | None = None
+    """Whose leading blocks it takes over once they are computed; None: it begins by itself."""
+    num_led_blocks: int = 0
+    candidates: Candidates | None = None
+    """A beam's, read and not yet chosen from."""
+    shared: SharedPrefix | None = None
+    """How far its table agreed with another's when that was last looked at."""
 
     @property
     def num_tokens(self) -> int:
@@ -101,30 +158,55 @@ class Sequence:
         return self.num_tokens >= self.max_len
 
 
-def new_sequence(request: Request, seq_id: int, max_len: int) -> Sequence:
-    """A sequence that has yet to run, in a group of its own."""
+@dataclass(frozen=True, slots=True)
+class SharedPrefix:
+    """Two tables, told apart by identity, and how many of their leading blocks are the same."""
+
+    table: tuple[int, ...]
+    other: tuple[int, ...]
+    num_blocks: int
+
+
+def new_group(request: Request, first_seq_id: int, max_len: int) -> SequenceGroup:
+    """A request's sequences that have yet to run, with ids from `first_seq_id` on."""
+    params, beam = request.params, request.beam
+    scores: list[TokenLogprob | None] | None = None if params.prompt_logprobs is None else [None]
+    group = SequenceGroup(request=request, arrival=first_seq_id, prompt_logprobs=scores)
+    draw = _new_draw(request, first_seq_id)
+    if beam is not None:
+        end_ids = frozenset(draw.stop_token_ids)
+        draw = replace(draw, num_candidates=num_candidates(beam, end_ids))
+        max_output = max_len - len(request.prompt_token_ids)
+        group.beams = BeamSearch(beam, end_ids=end_ids, max_output=max_output)
+    for index in range(num_sequences(request)):
+        sequence = Sequence(
+            seq_id=first_seq_id + index,
+            group=group,
+            token_ids=list(request.prompt_token_ids),
+            prompt_len=len(request.prompt_token_ids),
+            sample_index=index,
+            max_len=max_len,
+            draw=replace(draw, seq_id=first_seq_id + index, sample_index=index),
+        )
+        group.sequences.append(sequence)
+    group.live = group.sequences[:1] if group.beams else list(group.sequences)
+    return group
+
+
+def num_sequences(request: Request) -> int:
+    """Rows that a request needs at once."""
+    return request.params.num_sequences if request.beam is None else request.beam.beam_width
+
+
+def _new_draw(request: Request, seq_id: int) -> Draw:
     params = request.params
     eos_token_ids = frozenset() if params.ignore_eos else request.eos_token_ids
-    scores: list[TokenLogprob | None] | None = None if params.prompt_logprobs is None else [None]
-    group = SequenceGroup(request=request, prompt_logprobs=scores)
-    prompt_len, sample_index = len(request.prompt_token_ids), 0
-    draw = Draw(
+    return Draw(
         seq_id=seq_id,
-        sample_index=sample_index,
+        sample_index=0,
         seed=request.seed,
         params=params,
-        prompt_len=prompt_len,
+        prompt_len=len(request.prompt_token_ids),
         stop_token_ids=tuple(sorted(eos_token_ids.union(params.stop_token_ids))),
         bad_word_ids=request.bad_word_ids,
     )
-    sequence = Sequence(
-        seq_id=seq_id,
-        group=group,
-        token_ids=list(request.prompt_token_ids),
-        prompt_len=prompt_len,
-        sample_index=sample_index,
-        max_len=max_len,
-        draw=draw,
-    )
-    group.sequences.append(sequence)
-    return sequence

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from jaxpage.host.beam import Hypothesis
+from jaxpage.host.plan import Request
 from jaxpage.host.sequence import Sequence
 from jaxpage.outputs import FinishReason
 
@@ -29,6 +31,15 @@ def find_end(sequence: Sequence) -> End | None:
         if token_id in params.stop_token_ids:
             return End("stop", token_id)
     return End("length") if len(sequence.token_ids) >= sequence.max_len else None
+
+
+def beam_end(request: Request, found: Hypothesis) -> End:
+    """Why a beam ended."""
+    token_id = found.token_ids[-1]
+    if found.is_at_limit:
+        return End("length")
+    is_eos = token_id in request.eos_token_ids and not request.params.ignore_eos
+    return End("stop", None if is_eos else token_id)
 
 
 def is_complete(sequence: Sequence) -> bool:

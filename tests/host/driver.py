@@ -2,29 +2,62 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Literal
 
 import pytest
 
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.host import Ladder, Request, Scheduler, SequenceUpdate, StepPlan, StepResult
+from jaxpage.host.limits import length_limit
+from jaxpage.host.planner import LEAST_PREFILL_TOKENS
+from jaxpage.host.policy import PressureCosts
 from jaxpage.outputs import TokenLogprob
-from tests.host.fake import VOCAB, FakeDevice, expected, logprob
+from tests.host.fake import VOCAB, FakeDevice, expected, expected_beams, logprob
 
 BOTH_DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
 
 @dataclass
-class News:
-    """All that a request has been told."""
+class Said:
+    """All that one sequence of a request has been told."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     raw_sum: float = 0.0
-    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     ends: list[SequenceUpdate] = field(default_factory=list)
+
+
+@dataclass
+class News:
+    """All that a request has been told; the attributes of the first sequence are its own."""
+
+    samples: list[Said]
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.samples[0].token_ids
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return self.samples[0].logprobs
+
+    @property
+    def raw_sum(self) -> float:
+        return self.samples[0].raw_sum
+
+    @property
+    def ends(self) -> list[SequenceUpdate]:
+        return self.samples[0].ends
+
+    @property
+    def is_over(self) -> bool:
+        return self.error is not None or all(said.ends for said in self.samples)
 
 
 class Driver:
@@ -37,8 +70,9 @@ class Driver:
         *,
         depth: int = 1,
         prefill_ladder: Ladder | None = None,
+        costs: PressureCosts | None = None,
     ) -> None:
-        self.scheduler = Scheduler(config, cache, prefill_ladder=prefill_ladder)
+        self.scheduler = Scheduler(config, cache, prefill_ladder=prefill_ladder, costs=costs)
         self.config = config
         self.cache = cache
         self.depth = depth
@@ -50,10 +84,9 @@ class Driver:
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
-        seq_id = len(self.device.requests) + 1
-        self.device.requests[seq_id] = request
-        self.seq_ids[request.request_id] = seq_id
-        self.news[request.request_id] = News()
+        self.seq_ids[request.request_id] = self.device.add(request)
+        width = request.beam.beam_width if request.beam else request.params.num_sequences
+        self.news[request.request_id] = News([Said() for _ in range(width)])
         self.take_news()
 
     def step(self) -> None:
@@ -80,30 +113,66 @@ class Driver:
 
     @property
     def num_ended(self) -> int:
-        return sum(bool(news.ends) for news in self.news.values())
+        return sum(len(said.ends) for news in self.news.values() for said in news.samples)
 
     def take_news(self) -> None:
         for update in self.scheduler.take_updates():
             news = self.news[update.request_id]
-            assert not news.ends, f"news after the end: {update}"
-            assert (update.seq_id, update.sample_index) == (self.seq_ids[update.request_id], 0)
-            news.token_ids += update.new_token_ids
-            news.logprobs += update.logprobs
-            news.raw_sum += update.raw_logprob_sum
+            said = news.samples[update.sample_index]
+            assert not said.ends and news.error is None, f"news after the end: {update}"
+            assert update.seq_id == self.seq_ids[update.request_id] + update.sample_index
+            said.token_ids += update.new_token_ids
+            said.logprobs += update.logprobs
+            said.raw_sum += update.raw_logprob_sum
             news.num_preemptions = update.num_preemptions
+            news.num_cached_tokens = update.num_cached_tokens
             if update.prompt_logprobs is not None:
                 assert news.prompt_logprobs is None, "handed out twice"
                 news.prompt_logprobs = update.prompt_logprobs
             if update.finish_reason is not None or update.error is not None:
                 assert update.finish_reason is None or update.error is None
-                news.ends.append(update)
+                said.ends.append(update)
+                news.error = update.error
 
     def check_done(self, request: Request) -> None:
         """That a request nobody interfered with has ended as it must, wherever it ran."""
         news = self.news[request.request_id]
-        want = expected(request, self.config, self.cache)
-        assert tuple(news.token_ids) == want.token_ids
-        (end,) = news.ends
+        if (request.beam or len(news.samples) > 1) and not self.fits_alone(request):
+            assert news.is_over
+            if news.error is not None:
+                return
+        if request.beam is not None:
+            self.check_beams(request)
+            return
+        for index, said in enumerate(news.samples):
+            self.check_sample(request, index, said)
+        if request.params.prompt_logprobs is None:
+            assert news.prompt_logprobs is None
+        else:
+            self.check_prompt_logprobs(request)
+
+    def fits_alone(self, request: Request) -> bool:
+        """Whether all sequences find room in an empty pool, however long they get."""
+        news, cache = self.news[request.request_id], self.cache
+        num_prompt = len(request.prompt_token_ids)
+        longest = length_limit(request, self.config) - 1
+        shared = num_prompt // cache.block_size
+        own = cache.blocks_for(longest) - shared
+        return shared + len(news.samples) * max(own, 1) <= cache.num_blocks
+
+    def check_beams(self, request: Request) -> None:
+        news = self.news[request.request_id]
+        for said, found in zip(news.samples, expected_beams(request, self.config), strict=True):
+            (end,) = said.ends
+            assert end.error is None, end.error
+            assert (end.new_token_ids, end.score) == (found.token_ids, found.score)
+            assert end.raw_logprob_sum == found.logprob_sum
+            assert end.finish_reason == ("length" if found.is_at_limit else "stop")
+
+    def check_sample(self, request: Request, index: int, said: Said) -> None:
+        want = expected(request, self.config, self.cache, index)
+        assert tuple(said.token_ids) == want.token_ids
+        (end,) = said.ends
         assert (end.finish_reason, end.stop_reason) == (want.finish_reason, want.stop_reason)
         assert (end.error is not None) == want.is_error
         tokens = [*request.prompt_token_ids, *want.token_ids]
@@ -111,16 +180,12 @@ class Driver:
             logprob(tokens[:i], tokens[i])
             for i in range(len(request.prompt_token_ids), len(tokens))
         ]
-        assert abs(news.raw_sum - sum(probs)) < 1e-6
+        assert abs(said.raw_sum - sum(probs)) < 1e-6
         if request.params.logprobs is not None:
-            assert [entry.logprob for entry in news.logprobs] == [p / 2 for p in probs]
-            assert [entry.token_id for entry in news.logprobs] == list(want.token_ids)
+            assert [entry.logprob for entry in said.logprobs] == [p / 2 for p in probs]
+            assert [entry.token_id for entry in said.logprobs] == list(want.token_ids)
         else:
-            assert not news.logprobs
-        if request.params.prompt_logprobs is None:
-            assert news.prompt_logprobs is None
-        else:
-            self.check_prompt_logprobs(request)
+            assert not said.logprobs
 
     def check_prompt_logprobs(self, request: Request) -> None:
         prompt = request.prompt_token_ids
@@ -137,23 +202,45 @@ class Driver:
         assert scheduler.num_running == scheduler.num_waiting == 0
 
     def _check_plan(self, plan: StepPlan) -> None:
-        config = self.config
-        rows, seen = plan.rows, {row.seq_id for row in plan.rows}
+        config, rows = self.config, plan.rows
+        seen = {row.seq_id for row in rows}
         assert rows and len(seen) == len(rows), "a sequence has two rows"
-        if any(row.num_tokens > 1 for row in rows):
-            assert len(rows) <= config.max_prefill_rows
-            assert plan.num_tokens <= config.max_num_batched_tokens
+        is_long = [row.num_tokens > 1 or bool(row.prompt_targets) for row in rows]
+        assert is_long == sorted(is_long), f"a decode row after a longer one: {shape(plan)}"
+        assert sum(is_long) <= config.max_prefill_rows
+        if any(is_long):
+            room = min(LEAST_PREFILL_TOKENS, config.max_num_batched_tokens)
+            others = sum(row.num_tokens for row in rows if row.start < row.prompt_len)
+            most = max(config.max_num_batched_tokens, len(rows) - 1 + room)
+            assert plan.num_tokens <= most and others <= config.max_num_batched_tokens * 2
         assert len(rows) <= config.max_num_seqs
-        owners: dict[int, int] = {}
-        unread = [row for unread, _ in self.in_flight for row in unread.rows]
-        for row in (*unread, *rows):  # an unread plan's blocks belong to nobody else
-            for block in row.block_ids:
-                assert owners.setdefault(block, row.seq_id) == row.seq_id, f"block {block}"
-        busy = {row.seq_id for row in unread}
+        self._check_blocks(plan)
+        busy = {row.seq_id for unread, _ in self.in_flight for row in unread.rows}
         again = [row for row in rows if row.start == 0 and row.seq_id in busy]
         assert not again, f"begins anew before its last step was read: {again}"
-        ended = {self.seq_ids[name] for name, news in self.news.items() if news.ends}
+        ended = {
+            self.seq_ids[name] + index
+            for name, news in self.news.items()
+            for index, said in enumerate(news.samples)
+            if said.ends or news.error is not None
+        }
         assert not seen & ended, "a sequence runs after its end"
+
+    def _check_blocks(self, plan: StepPlan) -> None:
+        """Who writes a block shares it with nobody, and what groups say of tables is true."""
+        size = self.cache.block_size
+        holders = Counter(block for row in plan.rows for block in row.block_ids)
+        for row in plan.rows:
+            for block in row.block_ids[row.start // size : self.cache.blocks_for(row.context_len)]:
+                assert holders[block] == 1, f"{row.seq_id} writes {block}, which others read"
+        num_decode = sum(row.num_tokens == 1 for row in plan.rows)
+        grouped = [index for group in plan.prefix_groups for index in group.rows]
+        assert len(set(grouped)) == len(grouped), "a row in two groups"
+        for group in plan.prefix_groups:
+            tables = {plan.rows[index].block_ids[: group.num_blocks] for index in group.rows}
+            assert len(tables) == 1 and len(group.rows) >= 2 and group.num_blocks >= 1
+            assert max(group.rows) < num_decode
+            assert all(plan.rows[i].start >= group.num_blocks * size for i in group.rows)
 
 
 def engine(
@@ -166,15 +253,22 @@ def engine(
     max_num_seqs: int = 64,
     max_num_batched_tokens: int = 2048,
     max_prefill_rows: int = 8,
+    num_swap_blocks: int = 0,
+    preemption: Literal["auto", "recompute", "swap"] = "auto",
+    enable_prefix_caching: bool = False,
+    costs: PressureCosts | None = None,
 ) -> Driver:
+    """An engine without a prefix cache, where a test does not ask for one."""
     config = EngineConfig(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_prefill_rows=max_prefill_rows,
+        preemption=preemption,
+        enable_prefix_caching=enable_prefix_caching,
     )
-    cache = CacheConfig(num_blocks=num_blocks, block_size=block_size)
-    return Driver(config, cache, depth=depth, prefill_ladder=prefill_ladder)
+    cache = CacheConfig(num_blocks, block_size=block_size, num_swap_blocks=num_swap_blocks)
+    return Driver(config, cache, depth=depth, prefill_ladder=prefill_ladder, costs=costs)
 
 
 def prompt(num_tokens: int, first: int = 0) -> list[int]:

@@ -5,18 +5,29 @@ from __future__ import annotations
 import pytest
 
 from jaxpage.config import CacheConfig, EngineConfig
-from jaxpage.errors import CapacityError, ConfigError, PromptCapacityError, RequestError
+from jaxpage.errors import CapacityError, PromptCapacityError, RequestError
 from jaxpage.host import Request
 from jaxpage.host.limits import check_request, length_limit
-from jaxpage.sampling_params import SamplingParams
+from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 
 CONFIG = EngineConfig(max_model_len=20)
 CACHE = CacheConfig(num_blocks=4, block_size=4)
 
 
-def ask(num_prompt: int, *, max_tokens: int | None = 8, priority: int = 0) -> Request:
+def ask(num_prompt: int, *, max_tokens: int | None = 8) -> Request:
     params = SamplingParams(max_tokens=max_tokens)
-    return Request("a", tuple(range(num_prompt)), params, seed=0, priority=priority)
+    return Request("a", tuple(range(num_prompt)), params, seed=0)
+
+
+def samples(num_prompt: int, n: int, max_tokens: int) -> Request:
+    params = SamplingParams(n=1, best_of=n, max_tokens=max_tokens)
+    return Request("a", tuple(range(num_prompt)), params, seed=0)
+
+
+def beams(num_prompt: int, width: int, max_tokens: int) -> Request:
+    beam = BeamSearchParams(beam_width=width, max_tokens=max_tokens)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    return Request("a", tuple(range(num_prompt)), params, seed=0, beam=beam)
 
 
 @pytest.mark.parametrize(
@@ -58,16 +69,31 @@ def test_an_empty_prompt() -> None:
         check_request(ask(0), CONFIG, CACHE)
 
 
-@pytest.mark.parametrize("counts", [{"n": 2}, {"n": 1, "best_of": 3}])
-def test_several_completions_come_later(counts: dict[str, int]) -> None:
-    request = Request("a", (1, 2), SamplingParams(n=counts["n"], best_of=counts.get("best_of")), 0)
-    with pytest.raises(ConfigError, match="later version"):
-        check_request(request, CONFIG, CACHE)
+@pytest.mark.parametrize(
+    ("num_prompt", "n", "max_tokens", "arithmetic"),
+    [
+        (6, 4, 2, "6 tokens that needs 5 blocks of 4 (1 shared, 1 for each of 4 sequences)"),
+        (8, 3, 8, "8 tokens that needs 5 blocks of 4 (2 shared, 1 for each of 3 sequences)"),
+        (3, 5, 2, "3 tokens that needs 5 blocks of 4 (0 shared, 1 for each of 5 sequences)"),
+    ],
+)
+def test_samples_and_beams_that_can_never_begin(
+    num_prompt: int, n: int, max_tokens: int, arithmetic: str
+) -> None:
+    for entry in (samples(num_prompt, n, max_tokens), beams(num_prompt, n, max_tokens)):
+        with pytest.raises(PromptCapacityError) as raised:
+            check_request(entry, CONFIG, CACHE)
+        assert arithmetic in str(raised.value) and "pool's 4" in str(raised.value)
+    for fitting in (samples(num_prompt, n - 1, max_tokens), samples(num_prompt, n, 1)):
+        check_request(fitting, CONFIG, CACHE)
 
 
-def test_priorities_come_later() -> None:
-    with pytest.raises(ConfigError, match="later version"):
-        check_request(ask(3, priority=1), CONFIG, CACHE)
+def test_more_rows_than_a_step_has() -> None:
+    config = EngineConfig(max_model_len=20, max_num_seqs=3)
+    for entry, name in ((samples(2, 4, 8), "n or best_of=4"), (beams(2, 4, 8), "beam_width=4")):
+        with pytest.raises(RequestError, match=f"got {name}, wanted at most max_num_seqs=3"):
+            check_request(entry, config, CacheConfig(num_blocks=99, block_size=4))
+    check_request(samples(2, 3, 8), config, CacheConfig(num_blocks=99, block_size=4))
 
 
 @pytest.mark.parametrize(("max_tokens", "limit"), [(8, 11), (0, 3), (17, 20), (18, 20), (None, 20)])

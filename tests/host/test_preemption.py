@@ -82,8 +82,8 @@ def test_prompt_logprobs_survive_chunks_and_preemption(depth: int, num_steps: in
     driver.add(new)
     for _ in range(num_steps):
         driver.step()
-    planner = driver.scheduler._planner
-    planner._preempt(planner.running[-1])
+    pressure = driver.scheduler._planner._pressure
+    pressure._preempt(driver.scheduler._books.running[-1])
     driver.scheduler.check_integrity()
     driver.run()
     assert driver.news["new"].num_preemptions == 1
@@ -92,15 +92,16 @@ def test_prompt_logprobs_survive_chunks_and_preemption(depth: int, num_steps: in
 
 @BOTH_DEPTHS
 def test_a_token_in_flight_is_kept_when_its_sequence_gives_way(depth: int) -> None:
-    driver = engine(num_blocks=5, depth=depth, max_num_seqs=2)
+    driver = engine(num_blocks=6, depth=depth, max_num_seqs=2)
     old, new = request("old", prompt(8), max_tokens=12), request("new", prompt(3), max_tokens=8)
     driver.add(old)
     driver.step()
     driver.add(new)
-    num_read = 0
-    while not driver.scheduler.counters.preemptions_recompute:
-        num_read = len(driver.news["new"].token_ids)
+    for _ in range(4):
         driver.step()
+    num_read = len(driver.news["new"].token_ids)
+    assert driver.scheduler._planner._pressure._preempt(driver.scheduler._books.running[-1])
+    driver.step()
     assert driver.scheduler.num_waiting == 1
     assert len(driver.news["new"].token_ids) == num_read + depth
     driver.run()

@@ -22,9 +22,8 @@ def test_a_new_request_joins_at_the_next_step_and_a_finished_one_leaves_at_once(
     assert [shape(plan) for plan in driver.plans] == [
         [(1, 0, 3)],
         [(1, 3, 1)],
-        [(2, 0, 5)],
-        [(1, 4, 1), (2, 5, 1)],
-        [(1, 5, 1)],
+        [(1, 4, 1), (2, 0, 5)],
+        [(1, 5, 1), (2, 5, 1)],
     ]
 
 
@@ -36,11 +35,14 @@ def test_the_token_in_flight_feeds_the_next_step() -> None:
     driver.step()
     assert [(row.token_ids, row.source) for row in driver.plans[1].rows] == [((), 0), ((), 1)]
     driver.add(request("c", prompt(2), max_tokens=3))
-    driver.step()  # c's prefill; what a and b drew before it is read meanwhile
     driver.step()
-    a, b, c = driver.plans[3].rows
-    assert (a.source, b.source, c.source) == (None, None, 0)
-    assert (len(a.token_ids), len(b.token_ids), len(c.token_ids)) == (1, 1, 0)
+    driver.step()
+    assert [(row.token_ids, row.source) for row in driver.plans[2].rows] == [
+        ((), 0),
+        ((), 1),
+        ((0, 1), None),
+    ]
+    assert [(row.token_ids, row.source) for row in driver.plans[3].rows] == [((), 2)]
 
 
 @BOTH_DEPTHS
@@ -107,9 +109,8 @@ def test_several_prompts_share_a_step_up_to_its_limits() -> None:
     driver.run()
     assert [shape(plan) for plan in driver.plans] == [
         [(1, 0, 2), (2, 0, 2), (3, 0, 2)],  # three rows
-        [(4, 0, 7)],  # four sequences
-        [(1, 2, 1), (2, 2, 1), (3, 2, 1), (4, 7, 1)],
-        [(5, 0, 3)],
+        [(1, 2, 1), (2, 2, 1), (3, 2, 1), (4, 0, 7)],  # four sequences, ten tokens
+        [(4, 7, 1), (5, 0, 3)],
         [(5, 3, 1)],
     ]
 
@@ -123,10 +124,10 @@ def test_a_long_prompt_takes_several_steps() -> None:
         [(1, 0, 8)],
         [(1, 8, 8)],
         [(1, 16, 4), (2, 0, 4)],
-        [(2, 4, 1)],
-        [(1, 20, 1), (2, 5, 1)],
+        [(1, 20, 1), (2, 4, 1)],
+        [(2, 5, 1)],
     ]
-    assert [len(plan.draws) for plan in driver.plans] == [0, 0, 1, 1, 2]
+    assert [len(plan.draws) for plan in driver.plans] == [0, 0, 1, 2, 1]
 
 
 def test_a_prefill_step_is_cut_where_it_would_be_padding() -> None:
@@ -139,7 +140,7 @@ def test_a_prefill_step_is_cut_where_it_would_be_padding() -> None:
         driver.add(request(str(i), prompt(num_tokens), max_tokens=1))
     driver.run()
     assert [shape(plan) for plan in driver.plans] == [
-        [(1, 0, 14), (2, 0, 1)],
+        [(2, 0, 1), (1, 0, 14)],
         [(2, 1, 1), (3, 0, 3)],
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxpage.host.sequence import new_sequence
+from jaxpage.host.sequence import new_group
 from jaxpage.host.stop import End, find_end
 from tests.host.fake import request
 
@@ -30,13 +30,13 @@ def test_why_a_sequence_ends(
     output: tuple[int, ...], params: dict[str, object], end: End | None
 ) -> None:
     entry = request("a", [9, 7], eos=[9], **{"max_tokens": 4, **params})
-    sequence = new_sequence(entry, seq_id=1, max_len=6)
+    sequence = new_group(entry, 1, max_len=6).lead
     sequence.token_ids += output
     assert find_end(sequence) == end
 
 
 def test_min_tokens_forbids_every_id_that_ends_it() -> None:
     entry = request("a", [1], eos=[9, 3], stop_token_ids=(7, 3))
-    assert new_sequence(entry, seq_id=1, max_len=9).draw.stop_token_ids == (3, 7, 9)
+    assert new_group(entry, 1, max_len=9).lead.draw.stop_token_ids == (3, 7, 9)
     entry = request("a", [1], eos=[9, 3], stop_token_ids=(7, 3), ignore_eos=True)
-    assert new_sequence(entry, seq_id=1, max_len=9).draw.stop_token_ids == (3, 7)
+    assert new_group(entry, 1, max_len=9).lead.draw.stop_token_ids == (3, 7)
