@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("jaxpage", "pallas_kernels", "convert", "tests", "benchmarks")
 FILES = ("pyproject.toml", "README.md")
-FOR_TOOLS = ("docs", "LICENSE", "CHANGELOG.md", "uv.lock")  # and hidden names
+FOR_TOOLS = ("docs", "LICENSE", "CHANGELOG.md", "setup.py", "uv.lock")  # and hidden names
 
 MAX_FILE_LINES = 300
 MAX_KERNEL_LINES = 450

@@ -70,7 +70,14 @@ def paged_attention(
     dtypes.
     """
     _require()
-    _check_attention(q, k_pool, v_pool, block_tables, context_lens, query_starts)
+    _check_attention(
+        q,
+        k_pool,
+        v_pool,
+        tables=block_tables,
+        context_lens=context_lens,
+        query_starts=query_starts,
+    )
     if sliding_window is not None and sliding_window < 1:
         raise ConfigError(f"got sliding_window={sliding_window}, wanted at least 1 or None")
     call = jax.ffi.ffi_call("jaxpage_attention", jax.ShapeDtypeStruct(q.shape, jnp.float32))
@@ -87,7 +94,7 @@ def paged_attention(
 
 
 def _check_attention(
-    q: Array, k: Array, v: Array, tables: Array, context_lens: Array, query_starts: Array
+    q: Array, k: Array, v: Array, *, tables: Array, context_lens: Array, query_starts: Array
 ) -> None:
     _check_dtype("k_pool", k)
     if k.shape != v.shape or k.dtype != v.dtype:
