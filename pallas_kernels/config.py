@@ -36,6 +36,31 @@ class Tuning:
     num_stages: int
 
 
+_SHAPES: dict[tuple[str, str, str], tuple[int, int, int, int]] = {
+    # block_k, query_rows, num_warps, num_stages
+    ("decode", "d128", "sm_80"): (64, 16, 4, 3),
+    ("decode", "d128", "sm_90"): (64, 16, 4, 3),
+    ("decode", "d256", "sm_80"): (32, 16, 4, 2),
+    ("decode", "d256", "sm_90"): (32, 16, 4, 2),
+    ("decode", "float32", "sm_80"): (16, 16, 4, 3),
+    ("decode", "float32", "sm_90"): (16, 16, 4, 3),
+    # 64 rows of 4 warps spill on Ampere; 128 of 8 do not, and use each key twice as often.
+    ("prefill", "d128", "sm_80"): (64, 128, 8, 2),
+    ("prefill", "d128", "sm_90"): (64, 64, 4, 2),
+    ("prefill", "d256", "sm_80"): (32, 64, 8, 2),
+    ("prefill", "d256", "sm_90"): (32, 64, 8, 2),
+    ("prefill", "float32", "sm_80"): (16, 16, 4, 3),
+    ("prefill", "float32", "sm_90"): (16, 16, 4, 3),
+    ("shared_prefix", "d128", "sm_80"): (64, 64, 8, 2),
+    ("shared_prefix", "d128", "sm_90"): (64, 64, 4, 2),
+    ("shared_prefix", "d256", "sm_80"): (32, 64, 8, 2),
+    ("shared_prefix", "d256", "sm_90"): (32, 64, 8, 2),
+    ("shared_prefix", "float32", "sm_80"): (16, 16, 4, 3),
+    ("shared_prefix", "float32", "sm_90"): (16, 16, 4, 3),
+}
+"""By kind, numbers and generation: what `python -m pallas_kernels.check --tune` ranked first."""
+
+
 def choose(
     kind: Kind,
     *,
@@ -46,17 +71,18 @@ def choose(
     kv_dtype: str | None = None,
 ) -> Tuning:
     """The tuning for queries of `dtype` over a pool of `kv_dtype` (None: the same)."""
-    del group, target, kv_dtype
-    is_wide = dtype == "float32"
-    block_k = 16 if is_wide else 64 if head_dim <= 128 else 32
-    query_rows = 16 if kind == "decode" or is_wide else 64
+    is_hopper = target.arch.startswith("sm_9")
+    sizes = "float32" if dtype == "float32" else "d128" if head_dim <= 128 else "d256"
+    generation = "sm_90" if is_hopper else "sm_80"
+    block_k, query_rows, num_warps, num_stages = _SHAPES[kind, sizes, generation]
+    del group, kv_dtype  # compiled alike: a group only changes how many tiles there are
     return Tuning(
         block_k=block_k,
         query_rows=query_rows,
         partition_tokens=128,
         max_partition_tokens=1024,
-        num_warps=4,
-        num_stages=3 if head_dim <= 128 else 2,
+        num_warps=num_warps,
+        num_stages=num_stages,
     )
 
 
