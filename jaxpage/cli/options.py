@@ -158,7 +158,8 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         help="how a request gives way when blocks run out (auto: the cheaper)")  # fmt: skip
     add("--swap-blocks", type=int, default=0, metavar="N", help="blocks in host memory (0)")
     add("--attention", choices=("auto", "xla", "native", "reference", "pallas"),
-        default="auto", help="auto: pallas on a GPU, native on a CPU that has it, else xla")  # fmt: skip
+        default="auto",
+        help="auto: pallas on a GPU, native on a CPU that has it, else xla")  # fmt: skip
     add("--tensor-parallel-size", type=int, default=1, metavar="N",
         help=f"GPUs to split a model over (1; more {_LATER})")  # fmt: skip
 

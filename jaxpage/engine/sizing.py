@@ -85,9 +85,7 @@ def pressure_costs(config: ModelConfig, params: Any, *, block_size: int) -> Pres
     return PressureCosts(
         block_bytes=block_bytes(config, block_size),
         link_bytes_per_s=CPU_BYTES_PER_S if is_cpu else PressureCosts().link_bytes_per_s,
-        seconds_per_token=2
-        * num_params
-        / (CPU_OPERATIONS_PER_S if is_cpu else GPU_OPERATIONS_PER_S),
+        seconds_per_token=2 * num_params / operations_per_s,
     )
 
 

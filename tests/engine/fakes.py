@@ -73,7 +73,7 @@ class StubEngine(LLMEngine):
 
     def __init__(self, *, num_blocks: int = 64, depth: int = 1, **limits: int) -> None:
         cache = CacheConfig(num_blocks=num_blocks, block_size=4)
-        config = replace(EngineConfig(max_model_len=200), **limits)
+        config = self.config = replace(EngineConfig(max_model_len=200), **limits)
         model = ModelConfig(
             vocab_size=VOCAB,
             hidden_size=8,
@@ -93,4 +93,4 @@ class StubEngine(LLMEngine):
     def add(self, name: str, prompt: str | list[int], **params: object) -> None:
         settings = {"temperature": 0.0, "seed": 0, "max_tokens": 12, "ignore_eos": True, **params}
         self.add_request(name, prompt, SamplingParams(**settings))  # pyright: ignore[reportArgumentType]  # any field
-        self.device.fake.requests[len(self.device.fake.requests) + 1] = self._live[name].request
+        self.device.fake.add(self._live[name].request)

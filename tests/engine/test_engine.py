@@ -10,7 +10,7 @@ from jaxpage.errors import CapacityError, ConfigError, RequestError
 from jaxpage.outputs import RequestOutput
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 from tests.engine.fakes import LETTERS, StubEngine
-from tests.host.fake import next_token
+from tests.host.fake import expected_beams, next_token
 
 
 def said(prompt: str, count: int) -> str:
@@ -209,8 +209,6 @@ def test_one_that_outgrows_the_pool_fails_alone() -> None:
         ("a", {"logit_bias": {24: 1.0}}, RequestError),
         ("a", {"allowed_token_ids": [24]}, RequestError),
         ("a", {"logits_processors": [print]}, ConfigError),
-        ("a", {"n": 2, "temperature": 1.0}, ConfigError),
-        ("a", {"best_of": 2, "temperature": 1.0}, ConfigError),
     ],
 )
 def test_a_wrong_request_is_refused_and_hurts_nobody(
@@ -223,17 +221,80 @@ def test_a_wrong_request_is_refused_and_hurts_nobody(
     assert run(engine)["a"][-1].outputs[0].text == said("abc", 12)
 
 
-def test_beam_search_is_refused_until_it_is_there() -> None:
-    with pytest.raises(ConfigError, match=r"beam search.*comes with a later version"):
-        StubEngine().add_request("a", "abc", BeamSearchParams(beam_width=2, max_tokens=4))
+def test_samples_share_a_prompt_and_end_on_their_own() -> None:
+    engine = StubEngine()
+    engine.add("a", "abc", n=3, temperature=1.0)
+    engine.add("b", "bcd")
+    news = run(engine)
+    last = news["a"][-1]
+    assert [completion.index for completion in last.outputs] == [0, 1, 2]
+    for completion in last.outputs:
+        said_ids = [LETTERS.index(letter) for letter in "abc"]
+        for _ in range(12):
+            said_ids.append(next_token(said_ids, 0, completion.index))
+        assert list(completion.token_ids) == said_ids[3:]
+        assert completion.text == "".join(LETTERS[token] for token in said_ids[3:])
+    assert news["b"][-1].outputs[0].text == said("bcd", 12)
+    for earlier, later in pairwise(news["a"]):
+        for before, after in zip(earlier.outputs, later.outputs, strict=True):
+            assert after.text.startswith(before.text)
+
+
+def test_best_of_keeps_the_likeliest_and_streams_nothing() -> None:
+    def outputs(**counts: int) -> list[RequestOutput]:
+        engine = StubEngine()
+        engine.add("a", "abc", temperature=1.0, **counts)
+        return run(engine)["a"]
+
+    every = sorted(outputs(n=4)[-1].outputs, key=lambda each: -each.cumulative_logprob)
+    news = outputs(n=2, best_of=4)
+    assert all(not output.outputs for output in news[:-1]) and news[-1].finished
+    best = news[-1].outputs
+    assert [each.token_ids for each in best] == [each.token_ids for each in every[:2]]
+    assert [each.index for each in best] == [0, 1]
+
+
+def test_a_beam_search_returns_its_hypotheses_best_first() -> None:
+    engine = StubEngine()
+    engine.add_request("a", "abc", BeamSearchParams(beam_width=3, max_tokens=5))
+    request = engine._live["a"].request
+    engine.device.fake.add(request)
+    outputs = run(engine)["a"][-1].outputs
+    wanted = expected_beams(request, engine.config)
+    assert [each.token_ids for each in outputs] == [each.token_ids for each in wanted]
+    assert [each.score for each in outputs] == pytest.approx([each.score for each in wanted])
+    assert [each.index for each in outputs] == [0, 1, 2]
+    stats = engine.stats()
+    assert stats.blocks_free == stats.blocks_total
+
+
+def test_an_aborted_beam_search_gives_its_blocks_back() -> None:
+    engine = StubEngine()
+    engine.add_request("a", "abc", BeamSearchParams(beam_width=3, max_tokens=50))
+    engine.device.fake.add(engine._live["a"].request)
+    for _ in range(5):
+        engine.step()
+    assert engine.abort("a")
+    last = run(engine)["a"][-1]
+    assert last.finished and {each.finish_reason for each in last.outputs} == {"abort"}
+    assert engine.stats().blocks_free == engine.stats().blocks_total
 
 
 def test_requests_carry_priority_and_salt() -> None:
     engine = StubEngine()
-    engine.add_request("a", "abc", cache_salt="mine")
-    assert engine._live["a"].request.cache_salt == "mine"
-    with pytest.raises(ConfigError, match=r"got priority=1.*come with a later version"):
-        engine.add_request("b", "abc", priority=1)
+    engine.add_request("a", "abc", cache_salt="mine", priority=2)
+    request = engine._live["a"].request
+    assert (request.cache_salt, request.priority) == ("mine", 2)
+
+
+def test_the_map_of_every_step_is_kept_where_asked() -> None:
+    engine = StubEngine(num_blocks=8)
+    engine.block_history = []
+    engine.add("a", "abcdefgh", max_tokens=3)
+    run(engine)
+    assert len(engine.block_history) == 3
+    owned = [sum(b.kind == "owned" for b in entry.blocks) for entry in engine.block_history]
+    assert owned[0] == 2 and len(engine.block_history[0].blocks) == 8
 
 
 def test_a_prompt_that_no_pool_block_can_hold_is_refused_with_the_sum() -> None:
