@@ -50,6 +50,8 @@ class Admission:
     def is_led(self, sequence: Sequence) -> bool:
         """Whether all that a waiting sequence takes over has been computed."""
         leader, size = sequence.leader, self._books.cache.block_size
+        if leader is not None and leader.status in (Status.LEAVING, Status.ENDED):
+            leader = sequence.leader = None  # its blocks are gone: begin alone
         return leader is None or (
             leader.status is Status.RUNNING
             and leader.num_computed >= sequence.num_led_blocks * size

@@ -52,12 +52,13 @@ class Books:
     def forget_blocks(self, group: SequenceGroup) -> None:
         """Everybody of the group starts anew, with the tokens he has."""
         for sequence in group.live:
+            if sequence.status is Status.LEAVING:
+                continue  # nothing more is asked of it
             if sequence.status is Status.RUNNING:
                 self.release(sequence)
             elif sequence.status is Status.SWAPPED:
                 self.blocks.drop_swapped(sequence.seq_id)
-            if sequence.status is not Status.LEAVING:
-                sequence.status = Status.WAITING
+            sequence.status = Status.WAITING
             sequence.num_computed = 0
             sequence.leader = sequence.candidates = None
 
@@ -134,4 +135,6 @@ class Books:
         if group.is_running:
             self.stop(group)
             self.waiting.push(group)
+        if group.prompt_logprobs is not None:  # what is in flight for it is lost
+            group.num_targets = len(group.prompt_logprobs)
         self.forget_blocks(group)

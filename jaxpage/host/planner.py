@@ -65,6 +65,8 @@ class Planner:
             decode = self._decode_parts(under_way)
             num_waiting = len(self.books.waiting)
             prefill = self._prefill_parts(under_way, len(decode))
+            # Who followed his leader may have made others give way that were to run.
+            decode = [part for part in decode if part.sequence.status is Status.RUNNING]
             if decode or prefill:
                 return self._dispatch(decode, prefill)
             has_returned = len(self.books.waiting) < num_waiting  # from the host, to decode

@@ -75,11 +75,10 @@ class SequenceGroup:
     @property
     def num_seats(self) -> int:
         """Rows that it may need at once."""
-        if self.beams is not None:
-            return len(self.sequences) if self.live[0].status is not Status.LEAVING else 0
-        if len(self.live) == 1:
+        if len(self.live) == 1 and self.beams is None:
             return int(self.live[0].status is not Status.LEAVING)
-        return sum(sequence.status is not Status.LEAVING for sequence in self.live)
+        staying = sum(sequence.status is not Status.LEAVING for sequence in self.live)
+        return len(self.sequences) if staying and self.beams is not None else staying
 
     @property
     def is_ready(self) -> bool:

@@ -206,7 +206,7 @@ class FakeDevice:
         request = self.requests[seq_id]
         tokens = self._truths.setdefault(seq_id, list(request.prompt_token_ids))
         while len(tokens) < num_tokens:
-            tokens.append(next_token(tokens, request.seed, self.samples[seq_id]))
+            tokens.append(next_token(tokens, request.seed, self.samples.get(seq_id, 0)))
         return tokens[:num_tokens]
 
     def _move(self, moves: BlockMoves) -> None:
@@ -260,7 +260,7 @@ class FakeDevice:
     def _check_draw(self, row: PlannedRow, draw: Draw) -> None:
         request = self.requests[row.seq_id]
         assert self.requests[draw.seq_id] is request
-        assert draw.sample_index == self.samples[draw.seq_id]
+        assert draw.sample_index == self.samples.get(draw.seq_id, 0)
         assert draw.seq_id == row.seq_id or row.context_len == row.prompt_len
         assert (draw.params, draw.bad_word_ids) == (request.params, request.bad_word_ids)
         assert bool(draw.num_candidates) == (request.beam is not None)
