@@ -15,12 +15,14 @@ from benchmarks.paper_rows import Effort, Row, in_range
 from benchmarks.publish import found_record
 from benchmarks.sim import lengths
 from benchmarks.sim.cost import PAPER_SITE, SITES, Site
+from benchmarks.sim.counting import CountingEngine
 from benchmarks.sim.lengths import Job
 from benchmarks.sim.outcome import Outcome
-from benchmarks.sim.paged import Setting, paged
+from benchmarks.sim.paged import paged
 from benchmarks.sim.policies import faster, orca, tgi, transformers
 
 LIMIT = 5.0
+MOST_REAL = 600
 SHARES = (0.03, 0.1, 0.2, 0.3, 0.4, 0.55, 0.7, 0.85, 0.95)
 """Rates tried, as shares of the paged engine's saturated requests a second."""
 
@@ -107,13 +109,18 @@ def sustained(effort: Effort) -> list[Row]:
 
 
 def curves(site: Site, pairs: Seq[tuple[int, int]], effort: Effort) -> list[Curve]:
-    """The paged engine first, then its rivals, over Poisson arrivals."""
-    capacity = _capacity(site, pairs, effort)
+    """The paged engine first, then its rivals, over Poisson arrivals.
+
+    A trace has several times the requests that run at once. Where that is more than `MOST_REAL`,
+    the counting twin stands in for the real scheduler, and the curve's name says so.
+    """
+    capacity, batch = _capacity(site, pairs, 20 if effort.rates < 3 else 4000)
+    count = max(effort.requests, int(6 * batch))
     rates = [capacity * share for share in SHARES[-effort.rates :]]
-    systems: dict[str, Policy] = {"paged": paged, **RIVALS}
+    ours, name = (paged, "paged") if count <= MOST_REAL else (None, "paged (counting twin)")
+    systems: dict[str, Policy | None] = {name: ours, **RIVALS}
     return [
-        Curve(name, tuple(_points(run, site, pairs, rates, effort)))
-        for name, run in systems.items()
+        Curve(name, tuple(_points(run, site, pairs, rates, count))) for name, run in systems.items()
     ]
 
 
@@ -130,20 +137,23 @@ def idle_latency(found: Seq[Curve]) -> float:
 
 
 def _points(
-    run: Policy, site: Site, pairs: Seq[tuple[int, int]], rates: Seq[float], effort: Effort
+    run: Policy | None, site: Site, pairs: Seq[tuple[int, int]], rates: Seq[float], count: int
 ) -> list[tuple[float, float]]:
     points: list[tuple[float, float]] = []
     for rate in [*rates[:1], *rates[3:]] if run is paged else rates:  # flat until near the knee
-        jobs = lengths.poisson(pairs, rate, effort.requests / rate)
-        points.append((rate, run(site, jobs).mean_normalised))
-        if len(points) > 1 and points[-1][1] > 40 * points[0][1]:
+        jobs = lengths.poisson(pairs, rate, count / rate)
+        if run is None:
+            totals = CountingEngine(site).run(iter(jobs))
+            latency = totals.normalised_sum_s / totals.requests
+        else:
+            latency = run(site, jobs).mean_normalised
+        points.append((rate, latency))
+        if len(points) > 1 and latency > 40 * points[0][1]:
             break  # far past the knee: higher rates only cost time
     return points
 
 
-def _capacity(site: Site, pairs: Seq[tuple[int, int]], effort: Effort) -> float:
-    """Requests a second while more wait than fit."""
-    jobs = lengths.at_once(pairs, effort.requests)
-    outcome = paged(site, jobs, Setting(), drained=False)
-    mean_output = lengths.mean_lengths(pairs)[1]
-    return outcome.counters["generated_tokens"] / outcome.end_s / mean_output
+def _capacity(site: Site, pairs: Seq[tuple[int, int]], count: int) -> tuple[float, float]:
+    """(requests a second, requests at once) with everything waiting from the start."""
+    totals = CountingEngine(site).run(iter(lengths.at_once(pairs, count)))
+    return totals.requests / totals.seconds, totals.mean_batch

@@ -23,6 +23,8 @@ class _Sequence:
     """Tokens to feed when admitted: the prompt, and what it had drawn before it gave way."""
     left: int
     """Tokens still to draw."""
+    output: int
+    """Tokens to draw in all."""
     serial: int = 0
     start_step: int = 0
     phase: int = 0
@@ -41,6 +43,8 @@ class Totals:
     preemptions: int = 0
     seconds: float = 0.0
     latency_sum_s: float = 0.0
+    normalised_sum_s: float = 0.0
+    """Of latency by token of output."""
     batch_seconds: float = 0.0
 
     @property
@@ -79,7 +83,7 @@ class CountingEngine:
         while coming or self._waiting or self._num_running:
             while coming and coming[0].arrival_s <= self.clock:
                 job = coming.popleft()
-                self._waiting.append(_Sequence(job.arrival_s, job.prompt, job.output))
+                self._waiting.append(_Sequence(job.arrival_s, job.prompt, job.output, job.output))
                 coming.extend(islice(jobs, 1))
             if not self._num_running and not self._waiting:
                 self.clock = max(self.clock, coming[0].arrival_s)
@@ -155,7 +159,9 @@ class CountingEngine:
     def _end(self, sequence: _Sequence) -> None:
         totals = self.totals
         totals.requests += 1
-        totals.latency_sum_s += self.clock - sequence.arrival_s
+        latency = self.clock - sequence.arrival_s
+        totals.latency_sum_s += latency
+        totals.normalised_sum_s += latency / sequence.output
         totals.output_tokens += sequence.left
         self._stop(sequence, sequence.prompt + sequence.left - 1)
 
