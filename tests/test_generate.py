@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -85,9 +86,9 @@ def test_jsonl_lines_come_in_input_order_and_a_bad_one_errs_alone(
         ["a", "--max-tokens", "x"],
         ["a", "--max-tokens", "-1"],
         ["a", "-n", "2"],
-        ["a", "-n", "2", "--temperature", "1"],
-        ["a", "--best-of", "2", "--temperature", "1"],
-        ["a", "--beam-width", "2"],
+        ["a", "-n", "3", "--best-of", "2", "--temperature", "1"],
+        ["a", "--beam-width", "0"],
+        ["a", "--beam-width", "2", "--temperature", "1"],
         ["a", "--length-penalty", "2"],
         ["a", "--early-stopping", "true"],
         ["a", "--logit-bias", "abc"],
@@ -95,8 +96,8 @@ def test_jsonl_lines_come_in_input_order_and_a_bad_one_errs_alone(
         ["a", "--nonsense"],
         ["a", "--device", "gpu"],
         ["a", "--preemption", "maybe"],
-        ["a", "--preemption", "swap"],
-        ["a", "--swap-blocks", "4"],
+        ["a", "--swap-blocks", "-1"],
+        ["a", "--block-map", "map.bmp"],
         ["a", "--attention", "flash"],
         ["a", "--tensor-parallel-size", "2"],
         ["a", "--block-size", "0"],
@@ -196,3 +197,30 @@ def test_an_interrupt_keeps_what_was_finished(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(short))
     assert main(argv) == 130
     assert [line["index"] for line in lines(capsys.readouterr().out)] == [2]
+
+
+def test_samples_beams_and_the_map_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture, prompts = tmp_path / "map.svg", tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        '{"prompt": "Tom has a", "n": 2, "temperature": 0.9, "seed": 3}\n'
+        '{"prompt": "Tom has a", "beam_width": 3, "max_tokens": 5, "length_penalty": 0.5}\n'
+        '{"prompt": "Tom", "length_penalty": 0.5}\n'
+    )
+    options = ["--max-tokens", "6", "--format", "jsonl", "--quiet", "--block-size", "4"]
+    limits = ["--max-num-seqs", "4", "--max-model-len", "64", "--num-blocks", "40"]
+    code = main(
+        ["--prompts", str(prompts), "--model", str(MODEL_DIR), "--block-map", str(picture),
+         *options, *limits]
+    )  # fmt: skip
+    samples, beams, wrong = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert code == 1 and "without beam_width" in wrong["error"]
+    assert [each["index"] for each in samples["outputs"]] == [0, 1]
+    assert all(each["score"] is None for each in samples["outputs"])
+    scores = [each["score"] for each in beams["outputs"]]
+    assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+    root = ElementTree.fromstring(picture.read_text())
+    tips = [tip.text or "" for tip in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert any("," in tip for tip in tips), "no block is shared"
+    assert any(tip == "cached" for tip in tips) or len(tips) > 3

@@ -156,7 +156,8 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     add("--no-prefix-caching", action="store_true", help="share no blocks between prompts")
     add("--preemption", choices=("auto", "recompute", "swap"), default="auto",
         help="how a request gives way when blocks run out (auto: the cheaper)")  # fmt: skip
-    add("--swap-blocks", type=int, default=0, metavar="N", help="blocks in host memory (0)")
+    add("--swap-blocks", type=int, metavar="N",
+        help="blocks in host memory (for --preemption swap as in the pool, else 0)")  # fmt: skip
     add("--attention", choices=("auto", "xla", "native", "reference", "pallas"),
         default="auto",
         help="auto: pallas on a GPU, native on a CPU that has it, else xla")  # fmt: skip

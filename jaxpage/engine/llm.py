@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxpage.config import EngineConfig, ModelConfig
 from jaxpage.engine import compile_cache
+from jaxpage.engine.calls import (
+    Message,
+    Params,
+    Prompt,
+    Score,
+    as_params,
+    as_prompts,
+    in_order,
+)
 from jaxpage.engine.engine import LLMEngine
 from jaxpage.engine.options import Options
-from jaxpage.engine.requests import RequestFactory, check_prompts
+from jaxpage.engine.requests import RequestFactory
 from jaxpage.engine.runner import Runner
 from jaxpage.engine.sizing import pressure_costs, size_pool
 from jaxpage.errors import CapacityError, ConfigError, RequestError
@@ -21,21 +30,9 @@ from jaxpage.host.block_map import BlockMap
 from jaxpage.host.scheduler import Scheduler
 from jaxpage.later import check_available
 from jaxpage.models.registry import build_model
-from jaxpage.outputs import EngineStats, RequestOutput, TokenLogprob
-from jaxpage.sampling_params import BeamSearchParams, SamplingParams
+from jaxpage.outputs import EngineStats, RequestOutput
+from jaxpage.sampling_params import SamplingParams
 from jaxpage.tokenizer import as_tokenizer
-
-Prompt = str | Seq[int]
-Params = SamplingParams | BeamSearchParams
-Message = Mapping[str, Any]
-"""{"role": ..., "content": ...}"""
-
-
-class Score(NamedTuple):
-    """Log-probabilities of a completion: their sum, and one a token."""
-
-    logprob: float
-    tokens: tuple[TokenLogprob, ...]
 
 
 class LLM:
@@ -96,7 +93,9 @@ class LLM:
             num_blocks=settings.num_blocks,
             kv_memory=settings.kv_memory,
             most_tokens=engine.max_num_seqs * engine.max_model_len,
-            num_swap_blocks=settings.swap_blocks,
+            num_swap_blocks=settings.swap_blocks
+            if settings.preemption == "swap"
+            else settings.swap_blocks or 0,
         )
         num_token_ids = config.vocab_size
         if self.tokenizer is not None:
@@ -134,9 +133,7 @@ class LLM:
 
         A request that fails comes back with `error` set; `raise_on_error` raises it instead.
         """
-        return _in_order(
-            self.generate_iter(prompts, sampling_params, raise_on_error=raise_on_error)
-        )
+        return in_order(self.generate_iter(prompts, sampling_params, raise_on_error=raise_on_error))
 
     def generate_iter(
         self,
@@ -149,7 +146,7 @@ class LLM:
 
         Closing the generator aborts what is unfinished. `request_id` tells the order of input.
         """
-        yield from self._complete(_as_prompts(prompts), sampling_params, raise_on_error)
+        yield from self._complete(as_prompts(prompts), sampling_params, raise_on_error)
 
     def stream(
         self, prompt: Prompt, sampling_params: Params | None = None
@@ -182,7 +179,7 @@ class LLM:
                 prompts.append(self.chat_prompt(conversation))  # type: ignore[arg-type]  # told apart above
             except RequestError as error:
                 prompts.append(error)
-        return _in_order(self._complete(prompts, sampling_params, raise_on_error))
+        return in_order(self._complete(prompts, sampling_params, raise_on_error))
 
     def stats(self) -> EngineStats:
         """The engine's counters so far."""
@@ -252,7 +249,7 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Each request once it is finished or has failed; an error stands for a prompt of none."""
         self._check_idle()
-        params = _as_params(sampling_params, len(prompts))
+        params = as_params(sampling_params, len(prompts))
         for each in params:  # what is not there yet is refused before anything runs
             check_available(each)
         waiting: list[str] = []
@@ -296,32 +293,3 @@ class LLM:
     def _take_id(self) -> str:
         self._next_id += 1
         return str(self._next_id - 1)
-
-
-def _as_prompts(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
-    """One prompt is a text or a list of ids; many are a list of those."""
-    if isinstance(prompts, str):
-        return [prompts]
-    check_prompts(prompts)
-    items = list(prompts)
-    if items and not any(isinstance(item, Iterable) for item in items):
-        return [items]  # type: ignore[list-item]  # ids of one prompt
-    return items  # type: ignore[return-value]  # checked one by one at submission
-
-
-def _as_params(params: Params | Seq[Params] | None, count: int) -> list[Params]:
-    if params is None:
-        return [SamplingParams()] * count
-    if isinstance(params, SamplingParams | BeamSearchParams):
-        return [params] * count
-    items = list(params)
-    if len(items) != count:
-        raise ConfigError(
-            f"got {len(items)} sampling params for {count} prompts, wanted one or one each; "
-            "give as many as prompts"
-        )
-    return items
-
-
-def _in_order(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
-    return sorted(outputs, key=lambda output: int(output.request_id))

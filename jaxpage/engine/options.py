@@ -43,8 +43,9 @@ class Options:
     """Whether prompts share the blocks of an equal beginning, also after their requests end."""
     preemption: Literal["auto", "recompute", "swap"] = "auto"
     """How a request gives way when blocks run out. auto: the cheaper of the two."""
-    swap_blocks: int = 0
-    """Blocks in host memory to swap to; without any, swap falls back to recompute."""
+    swap_blocks: int | None = None
+    """Blocks in host memory to swap to; without any, all recompute. None: as many as the pool has
+    where preemption is swap, else none."""
     shared_prefix_decode: bool = True
     """Whether rows of a step that share leading blocks read those once, where that pays."""
     attention: Literal["auto", "xla", "native", "reference", "pallas"] = "auto"
@@ -61,25 +62,26 @@ class Options:
         _choice("attention", self.attention, ("auto", "xla", "native", "reference", "pallas"))
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
             _whole(name, getattr(self, name), 1, MOST_ROWS if name == "max_num_seqs" else MOST)
-        for name in ("num_blocks", "max_model_len"):
+        for name, least in (("num_blocks", 1), ("max_model_len", 1), ("swap_blocks", 0)):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1, MOST)
-        _whole("swap_blocks", self.swap_blocks, 0, MOST)
+                _whole(name, getattr(self, name), least, MOST)
         for name in ("enable_prefix_caching", "shared_prefix_decode"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(
                     f"got {name}={getattr(self, name)!r}, wanted True or False; choose one"
                 )
-        if self.preemption == "swap" and not self.swap_blocks:
-            raise ConfigError(
-                "got preemption='swap' without swap_blocks, wanted room to swap to; "
-                "give swap_blocks, or preemption='auto'"
-            )
         if self.tensor_parallel_size != 1:
             raise comes_later(f"tensor_parallel_size={self.tensor_parallel_size}", "1")
         if self.seed is not None:
             _whole("seed", self.seed, 0, MAX_SEED)
         return self
+
+    @property
+    def num_swap_blocks(self) -> int | None:
+        """None: as many as the pool will have."""
+        if self.swap_blocks is None and self.preemption != "swap":
+            return 0
+        return self.swap_blocks
 
     def model_dtype(self) -> DType:
         """The dtype that the weights are loaded in."""

@@ -47,9 +47,10 @@ def size_pool(
     num_blocks: int | None,
     kv_memory: str | int | None,
     most_tokens: int,
-    num_swap_blocks: int = 0,
+    num_swap_blocks: int | None = 0,
 ) -> CacheConfig:
     """The pool's cut. `most_tokens`: what all sequences together could ever hold.
+    `num_swap_blocks`: None is as many as the pool has; host memory is taken as they are used.
 
     Raises ConfigError for a contradiction, CapacityError when it can't fit the memory there is.
     """
@@ -72,6 +73,8 @@ def size_pool(
             f"{need / 2**20:.0f} MiB, wanted at least 1 block and at most the free memory "
             f"({have}); change num_blocks or kv_memory"
         )
+    if num_swap_blocks is None:
+        num_swap_blocks = num_blocks
     return CacheConfig(
         num_blocks=num_blocks, block_size=block_size, num_swap_blocks=num_swap_blocks
     )

@@ -250,10 +250,10 @@ def test_what_is_given_is_never_passed_over(parts: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"enable_prefix_caching": True}, ConfigError),
+        ({"enable_prefix_caching": 1}, ConfigError),
         ({"num_block": 4}, ConfigError),
-        ({"preemption": "swap"}, ConfigError),
-        ({"swap_blocks": 2}, ConfigError),
+        ({"shared_prefix_decode": "yes"}, ConfigError),
+        ({"swap_blocks": -1}, ConfigError),
         ({"attention": "flash"}, ConfigError),
         ({"tensor_parallel_size": 2}, ConfigError),
         ({"preemption": "maybe"}, ConfigError),
@@ -277,15 +277,6 @@ def test_wrong_options_are_refused_before_anything_is_built(
 ) -> None:
     with pytest.raises(error, match="got "):
         LLM(**parts, **{**LIMITS, **options})
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [("score", ("Tom", " has")), ("block_map", ()), ("reset_prefix_cache", ())],
-)
-def test_methods_of_a_later_version_say_so(llm: LLM, name: str, arguments: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match=f"got {name}.*comes with a later version; use "):
-        getattr(llm, name)(*arguments)
 
 
 def test_a_second_call_while_requests_run_is_refused(llm: LLM) -> None:
