@@ -90,7 +90,7 @@ class Planner:
 
         Those who have prompt tokens to feed are put aside in `under_way`.
         """
-        blocks = self.books.blocks
+        blocks, is_running = self.books.blocks, Status.RUNNING
         parts: list[Part] = []
         for group in tuple(self.books.running):
             if not group.is_running:
@@ -100,7 +100,7 @@ class Planner:
                     parts += [Part(sequence, 1) for sequence in group.live]
                 continue
             for sequence in group.live:
-                if sequence.status is not Status.RUNNING:
+                if sequence.status is not is_running:
                     if sequence.status is Status.WAITING and not group.is_one_row:
                         under_way.append(sequence)
                 elif sequence.num_computed < sequence.prefill_len:
@@ -190,69 +190,66 @@ class Planner:
         books = self.books
         step_id = books.last_planned + 1
         preempted = self._pressure.take_preempted()
-        moves = books.blocks.take_moves()
+        moves, blocks = books.blocks.take_moves(), books.blocks
         parts = [*decode, *_short_first(prefill)]
         rows: list[PlannedRow] = []
-        num_draws = 0
+        num_draws, is_running = 0, Status.RUNNING
         for sequence, num_tokens in parts:
             group = sequence.group
-            assert sequence.status is Status.RUNNING, f"planned, then taken back: {sequence}"
+            assert sequence.status is is_running, f"planned, then taken back: {sequence}"
             assert not sequence.num_in_flight or sequence.last_step == step_id - 1, sequence
-            row = build_row(sequence, num_tokens, books.blocks.table(sequence.seq_id))
+            row = build_row(sequence, num_tokens, blocks.table(sequence.seq_id))
             rows.append(row)
-            sequence.num_computed = row.context_len
+            sequence.num_computed = end = row.start + num_tokens
             sequence.last_step = group.last_step = step_id
             if row.prompt_targets:
                 group.num_targets += len(row.prompt_targets)
-            if row.draws:
-                self._note_draws(sequence, row, num_draws)
+            if len(row.draws) == 1:
+                sequence.num_in_flight += 1
+                sequence.draw_index = num_draws
+                num_draws += 1
+            elif row.draws:
+                _note_draws(group, num_draws)
                 num_draws += len(row.draws)
-            books.blocks.store(
-                sequence.seq_id, row.context_len, sequence.token_ids, until_step=step_id
-            )
+            blocks.store(sequence.seq_id, end, sequence.token_ids, until_step=step_id)
         books.last_planned = step_id
         self._count_step()
         for sequence, _ in parts:
-            self._after_dispatch(sequence, step_id)
+            if sequence.group.is_one_row:
+                self._fork_samples(sequence)
+            if sequence.is_last_step_planned:
+                books.leave(sequence)
         groups = ()
         if books.config.shared_prefix_decode:
             groups = find_prefix_groups(rows, parts, books.cache.block_size)
         return StepPlan(step_id, tuple(rows), moves, preempted, groups)
 
-    def _note_draws(self, sequence: Sequence, row: PlannedRow, first: int) -> None:
-        if len(row.draws) == 1:
-            sequence.num_in_flight += 1
-            sequence.draw_index = first
+    def _fork_samples(self, lead: Sequence) -> None:
+        """Parts what was one row until it drew, or had nothing to draw."""
+        books, group = self.books, lead.group
+        if not lead.num_in_flight and not lead.is_last_step_planned:
             return
-        for index, sample in enumerate(sequence.group.live, first):
-            sample.num_in_flight += 1
-            sample.draw_index = index
-
-    def _after_dispatch(self, sequence: Sequence, step_id: int) -> None:
-        """Forks what was one row until it drew; lets those go whose last step this was."""
-        books, group = self.books, sequence.group
-        if group.is_one_row and (sequence.num_in_flight or sequence.is_last_step_planned):
-            group.is_one_row = False
-            for sample in group.live[1:]:
-                _continue_from(sequence, sample)
-                if not sample.is_last_step_planned:
-                    books.blocks.fork(sequence.seq_id, sample.seq_id)
-                    sample.status = Status.RUNNING
-                else:
-                    books.leave(sample)
-        if sequence.is_last_step_planned:
-            books.leave(sequence)
+        group.is_one_row = False
+        for sample in group.live[1:]:
+            sample.num_computed = sample.prefill_len = lead.num_computed
+            sample.last_step = lead.last_step
+            if not sample.is_last_step_planned:
+                books.blocks.fork(lead.seq_id, sample.seq_id)
+                sample.status = Status.RUNNING
+            else:
+                books.leave(sample)
 
     def _count_step(self) -> None:
         books, counters = self.books, self.books.counters
         counters.num_steps += 1
-        counters.running_sum += sum(group.num_seats for group in books.running)
+        counters.running_sum += sum(len(group.live) for group in books.running)
         counters.utilisation_sum += books.blocks.num_slots_in_use / books.blocks.num_slots_allocated
 
 
-def _continue_from(lead: Sequence, sample: Sequence) -> None:
-    sample.num_computed = sample.prefill_len = lead.num_computed
-    sample.last_step = lead.last_step
+def _note_draws(group: SequenceGroup, first: int) -> None:
+    for index, sample in enumerate(group.live, first):
+        sample.num_in_flight += 1
+        sample.draw_index = index
 
 
 def _short_first(parts: list[Part]) -> list[Part]:

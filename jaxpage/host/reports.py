@@ -38,18 +38,18 @@ def new_update(
     """News of a sequence; takes the prompt's scores along once they are complete."""
     group = sequence.group
     return SequenceUpdate(
-        request_id=group.request.request_id,
-        seq_id=sequence.seq_id,
-        sample_index=sequence.sample_index,
-        new_token_ids=(drawn.token_id,) if drawn else (),
-        logprobs=drawn.logprobs if drawn else (),
-        raw_logprob_sum=drawn.raw_logprob if drawn else 0.0,
-        finish_reason=end.finish_reason if end else None,
-        stop_reason=end.stop_reason if end else None,
-        error=error,
-        prompt_logprobs=_hand_out_scores(group),
-        num_preemptions=group.num_preemptions,
-        num_cached_tokens=group.num_cached_tokens or 0,
+        group.request.request_id,
+        sequence.seq_id,
+        sequence.sample_index,
+        (drawn.token_id,) if drawn else (),
+        drawn.logprobs if drawn else (),
+        drawn.raw_logprob if drawn else 0.0,
+        end.finish_reason if end else None,
+        end.stop_reason if end else None,
+        error,
+        None if group.prompt_logprobs is None else _hand_out_scores(group),
+        group.num_preemptions,
+        group.num_cached_tokens or 0,
     )
 
 

@@ -27,25 +27,26 @@ NO_TARGETS = Targets()
 
 def build_row(sequence: Sequence, num_tokens: int, block_ids: tuple[int, ...]) -> PlannedRow:
     """The row that feeds the sequence's next `num_tokens` tokens; it draws if they are the last."""
-    start = sequence.num_computed
-    end = start + num_tokens
-    is_in_flight = end > len(sequence.token_ids)
-    assert end <= sequence.num_tokens, (start, num_tokens, sequence.num_tokens)
+    start, known = sequence.num_computed, sequence.token_ids
+    end, num_known = start + num_tokens, len(known)
+    is_in_flight = end > num_known
+    num_existing = num_known + sequence.num_in_flight
+    assert end <= num_existing, (start, num_tokens, num_existing)
     assert not is_in_flight or num_tokens == 1, "known tokens and one in flight in the same row"
     group = sequence.group
     targets = NO_TARGETS if group.prompt_logprobs is None else _targets(sequence, start, end)
     return PlannedRow(
-        seq_id=sequence.seq_id,
-        token_ids=() if is_in_flight else tuple(sequence.token_ids[start:end]),
-        source=sequence.draw_index if is_in_flight else None,
-        start=start,
-        num_tokens=num_tokens,
-        block_ids=block_ids,
-        prompt_len=sequence.prompt_len,
-        draws=_draws(sequence, end - 1) if end == sequence.num_tokens else (),
-        prompt_targets=targets.prompt_targets,
-        target_offset=targets.target_offset,
-        num_prompt_logprobs=group.request.params.prompt_logprobs or 0,
+        sequence.seq_id,
+        () if is_in_flight else tuple(known[start:end]),
+        sequence.draw_index if is_in_flight else None,
+        start,
+        num_tokens,
+        block_ids,
+        sequence.prompt_len,
+        _draws(sequence, end - 1) if end == num_existing else (),
+        targets.prompt_targets,
+        targets.target_offset,
+        sequence.draw.params.prompt_logprobs or 0,
     )
 
 
@@ -66,13 +67,13 @@ def _targets(sequence: Sequence, start: int, end: int) -> Targets:
 def _draws(sequence: Sequence, last: int) -> tuple[Draw, ...]:
     """Its own draw; while one row stands for the whole group, everybody's."""
     if not sequence.group.is_one_row or len(sequence.group.live) == 1:
-        return (_draw(sequence, last),)
+        return sequence.own_draws or (_draw(sequence, last),)
     return tuple(_draw(sample, last) for sample in sequence.group.live)
 
 
 def _draw(sequence: Sequence, last: int) -> Draw:
     """The sequence's draw, with the tokens before position `last` where the sampler needs them."""
-    if not sequence.draw.params.needs_history:
+    if sequence.own_draws is not None:
         return sequence.draw
     known = sequence.token_ids
     return replace(sequence.draw, history=tuple(known if last == len(known) else known[:last]))

@@ -106,6 +106,8 @@ class Sequence:
     """Tokens, prompt included, at which it ends by length."""
     draw: Draw
     """What is asked of every step that samples; its history is filled in where needed."""
+    own_draws: tuple[Draw, ...] | None = None
+    """The draw alone, where every step asks the same; None where its history changes."""
     status: Status = Status.WAITING
     num_computed: int = 0
     """Tokens whose KV write has been dispatched."""
@@ -152,9 +154,9 @@ class Sequence:
     @property
     def is_last_step_planned(self) -> bool:
         """Certain to end by length once what is in flight has been read."""
-        if self.is_score_only:
+        if self.max_len == self.prompt_len:
             return self.num_computed == self.prompt_len - 1
-        return self.num_tokens >= self.max_len
+        return len(self.token_ids) + self.num_in_flight >= self.max_len
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,7 @@ def new_group(request: Request, first_seq_id: int, max_len: int) -> SequenceGrou
         max_output = max_len - len(request.prompt_token_ids)
         group.beams = BeamSearch(beam, end_ids=end_ids, max_output=max_output)
     for index in range(num_sequences(request)):
+        own = replace(draw, seq_id=first_seq_id + index, sample_index=index)
         sequence = Sequence(
             seq_id=first_seq_id + index,
             group=group,
@@ -185,7 +188,8 @@ def new_group(request: Request, first_seq_id: int, max_len: int) -> SequenceGrou
             prompt_len=len(request.prompt_token_ids),
             sample_index=index,
             max_len=max_len,
-            draw=replace(draw, seq_id=first_seq_id + index, sample_index=index),
+            draw=own,
+            own_draws=None if params.needs_history else (own,),
         )
         group.sequences.append(sequence)
     group.live = group.sequences[:1] if group.beams else list(group.sequences)

@@ -25,7 +25,7 @@ def find_end(sequence: Sequence) -> End | None:
     """
     request, token_id = sequence.group.request, sequence.token_ids[-1]
     params = request.params
-    if sequence.num_output > params.min_tokens:
+    if len(sequence.token_ids) - sequence.prompt_len > params.min_tokens:
         if token_id in request.eos_token_ids and not params.ignore_eos:
             return End("stop")
         if token_id in params.stop_token_ids:
