@@ -39,8 +39,8 @@ bool is_weight(ffi::DataType type) { return type == ffi::F32 || type == ffi::BF1
 ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer w,
                    ffi::ResultBuffer<ffi::F32> y) {
   const auto xs = x.dimensions(), ws = w.dimensions(), ys = y->dimensions();
-  if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2 || xs[1] != ws[1] || ys[0] != xs[0] ||
-      ys[1] != ws[0] || !is_weight(w.element_type())) {
+  if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2 || xs[1] != ws[1] || xs[1] < 1 ||
+      ys[0] != xs[0] || ys[1] != ws[0] || !is_weight(w.element_type())) {
     return ffi::Error::InvalidArgument(
         "wanted x [M, D], w [O, D] in float32 or bfloat16 and y [M, O]");
   }
@@ -49,8 +49,8 @@ ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer
   const int64_t bytes = p.size * (w.element_type() == ffi::F32 ? 4 : 2);
   int64_t outputs = (int64_t{1} << 18) / (bytes > 0 ? bytes : 1);
   const int64_t even = p.num_outputs / (4 * num_workers(pool));
-  outputs = (outputs < even ? outputs : even) / 4 * 4;
-  if (outputs < 4) outputs = 4;
+  outputs = (outputs < even ? outputs : even) / 8 * 8;  // whole panels
+  if (outputs < 8) outputs = 8;
   const bool is_bfloat16 = w.element_type() == ffi::BF16;
   parallel_for(pool, (p.num_outputs + outputs - 1) / outputs, [&](int64_t job, int64_t) {
     const int64_t end = (job + 1) * outputs;
@@ -136,7 +136,8 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::AnyBuff
   const auto qs = q.dimensions(), ks = k.dimensions(), vs = v.dimensions();
   const auto bs = block_tables.dimensions();
   if (qs.size() != 3 || ks.size() != 4 || bs.size() != 2 || !same(ks, vs) || qs[2] != ks[3] ||
-      ks[2] == 0 || qs[1] % ks[2] != 0 || !same(out->dimensions(), qs) || ks[0] == 0 || ks[1] == 0 ||
+      ks[2] == 0 || qs[1] % ks[2] != 0 || !same(out->dimensions(), qs) || ks[0] == 0 ||
+      ks[1] == 0 ||
       k.element_type() != v.element_type() || !is_weight(k.element_type()) ||
       static_cast<int64_t>(context_lens.element_count()) != bs[0] ||
       static_cast<int64_t>(query_starts.element_count()) != bs[0] + 1) {
@@ -150,7 +151,9 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::AnyBuff
   std::memset(a.out, 0, q.size_bytes());  // padding tokens and empty rows stay so
   const auto jobs = cut_jobs(a, context_lens.typed_data(), query_starts.typed_data(), bs[0], qs[0]);
   int64_t longest = 0;
-  for (const auto& job : jobs) longest = std::max(longest, job.last_partition - job.first_partition);
+  for (const auto& job : jobs) {
+    longest = std::max(longest, job.last_partition - job.first_partition);
+  }
   const bool is_bfloat16 = k.element_type() == ffi::BF16;
   if (longest > 1 && static_cast<int64_t>(jobs.size()) < 8 * num_workers(pool)) {
     run_split(pool, a, is_bfloat16, jobs);

@@ -8,24 +8,41 @@ namespace {
 using namespace jaxpage;
 
 constexpr float kMasked = -1e30f;  // -inf minus -inf would be NaN
-constexpr float kNothing = kMasked / 2;  // the largest score of no keys: masked keys weigh 0 beside it
+constexpr float kNothing = kMasked / 2;  // top score of no keys: masked keys weigh 0 beside it
 constexpr float kTiny = 1.17549435e-38f;
 
 // ---- products ----
 
-// Four outputs of `kUsed` rows. `step` prefetches.
+// A tile is kPanel outputs (rows of w) by kPair rows of x. It is high and narrow because x comes
+// from the second level of cache, while kDepth entries of a panel stay in the first; kBatch rows
+// share them before the next ones are taken up.
+constexpr int64_t kDepth = 640;
+constexpr int64_t kBatch = 64;
+
+// Entries from .. to - 1 of a tile, whose first `outputs` outputs are real; sums of a part that is
+// not the last wait in `kept`.
 template <int kUsed, class W, class Step>
 JAXPAGE_INLINE void product_tile(const Product& p, const W* const* w, int64_t row, int64_t output,
-                                 int64_t outputs, Step step) {
-  const float* x[kColumns];
+                                 int64_t outputs, int64_t from, int64_t to, Vec (*kept)[kPanel],
+                                 Step step) {
+  const float* x[kPair];
   for (int c = 0; c < kUsed; ++c) x[c] = p.x + (row + c) * p.size;
-  Vec sums[kColumns][kRows];
-  dot_tile<kUsed>(w, x, p.size, sums, step);
-  float results[kColumns][kRows];
-  finish_tile<kUsed>(sums, results);
+  Vec sums[kPair][kPanel];
+  for (int c = 0; c < kUsed; ++c) {
+    for (int r = 0; r < kPanel; ++r) sums[c][r] = from ? kept[c][r] : Vec{};
+  }
+  dot_tile<kPanel, kUsed>(w, x, from, to, sums, step);
+  if (to < p.size) {
+    for (int c = 0; c < kUsed; ++c) {
+      for (int r = 0; r < kPanel; ++r) kept[c][r] = sums[c][r];
+    }
+    return;
+  }
+  float results[kPair][kPanel];
+  finish_tile<kPanel, kUsed>(sums, results);
   for (int c = 0; c < kUsed; ++c) {
     float* y = p.y + (row + c) * p.num_outputs + output;
-    if (outputs == kRows) {
+    if (outputs == kPanel) {
       __builtin_memcpy(y, results[c], sizeof results[c]);
     } else {
       for (int64_t r = 0; r < outputs; ++r) y[r] = results[c][r];
@@ -33,33 +50,37 @@ JAXPAGE_INLINE void product_tile(const Product& p, const W* const* w, int64_t ro
   }
 }
 
-// A panel is four rows of w. It comes from memory while the one before is multiplied: each
-// tile asks for its share of the next panel's cache lines, a few between any two multiplications.
+// A panel comes from memory while the one before is multiplied: between any two steps of a tile a
+// cache line or more of the next panel is asked for.
 template <class W>
 JAXPAGE_INLINE void product_panels(const Product& p, int64_t first, int64_t last) {
   const W* all = static_cast<const W*>(p.w);
-  const int64_t tiles = (p.num_rows + kColumns - 1) / kColumns;
-  const int64_t bytes = kRows * p.size * static_cast<int64_t>(sizeof(W));
-  const int64_t steps = tiles * (p.size / kLanes) + 1;
+  const int64_t bytes = kPanel * p.size * static_cast<int64_t>(sizeof(W));
+  const int64_t steps = (p.num_rows + 1) / 2 * (p.size / kLanes) + 1;
   const int64_t lines_a_step = (bytes / 64 + steps - 1) / steps;
-  for (int64_t output = first; output < last; output += kRows) {
-    const int64_t outputs = last - output < kRows ? last - output : kRows;
-    const W* w[kRows];
-    for (int r = 0; r < kRows; ++r) w[r] = all + (output + (r < outputs ? r : 0)) * p.size;
-    const char* ahead = reinterpret_cast<const char*>(all + (output + kRows) * p.size);
-    const char* end = output + kRows < last ? ahead + bytes : ahead;
-    auto prefetch = [&](int64_t) {
+  Vec kept[kBatch][kPanel];
+  for (int64_t output = first; output < last; output += kPanel) {
+    const int64_t outputs = last - output < kPanel ? last - output : kPanel;
+    const W* w[kPanel];
+    for (int r = 0; r < kPanel; ++r) w[r] = all + (output + (r < outputs ? r : 0)) * p.size;
+    const char* ahead = reinterpret_cast<const char*>(all + (output + kPanel) * p.size);
+    const char* end = output + 2 * kPanel <= last ? ahead + bytes : ahead;
+    auto prefetch = [&] {
       for (int64_t line = 0; line < lines_a_step && ahead < end; ++line, ahead += 64) {
         __builtin_prefetch(ahead, 0, 3);
       }
     };
-    for (int64_t tile = 0; tile < tiles; ++tile) {  // rows as evenly over the tiles as they go
-      const int64_t row = tile * p.num_rows / tiles;
-      switch ((tile + 1) * p.num_rows / tiles - row) {
-        case 1: product_tile<1>(p, w, row, output, outputs, prefetch); break;
-        case 2: product_tile<2>(p, w, row, output, outputs, prefetch); break;
-        case 3: if constexpr (kColumns > 2) product_tile<3>(p, w, row, output, outputs, prefetch); break;
-        case 4: if constexpr (kColumns > 3) product_tile<4>(p, w, row, output, outputs, prefetch); break;
+    for (int64_t batch = 0; batch < p.num_rows; batch += kBatch) {
+      const int64_t rows = p.num_rows - batch < kBatch ? p.num_rows - batch : kBatch;
+      for (int64_t from = 0; from < p.size; from += kDepth) {
+        const int64_t to = from + kDepth < p.size ? from + kDepth : p.size;
+        int64_t row = 0;
+        for (; row + kPair <= rows; row += kPair) {
+          product_tile<kPair>(p, w, batch + row, output, outputs, from, to, kept + row, prefetch);
+        }
+        if (row < rows) {
+          product_tile<1>(p, w, batch + row, output, outputs, from, to, kept + row, prefetch);
+        }
       }
     }
   }
@@ -86,7 +107,8 @@ struct Chunk {
 };
 
 template <class T>
-Chunk locate(const Attention& a, const AttentionJob& job, int64_t base, int64_t start, int64_t end) {
+Chunk locate(const Attention& a, const AttentionJob& job, int64_t base, int64_t start,
+             int64_t end) {
   Chunk chunk;
   chunk.base = base;
   chunk.low = start > base ? start - base : 0;
@@ -99,7 +121,8 @@ Chunk locate(const Attention& a, const AttentionJob& job, int64_t base, int64_t 
       block = table[index];
       block = block < 0 ? 0 : block >= a.num_blocks ? a.num_blocks - 1 : block;
     }
-    chunk.offsets[t] = ((block * a.block_size + inside) * a.num_kv_heads + job.kv_head) * a.head_dim;
+    const int64_t slot = block * a.block_size + inside;
+    chunk.offsets[t] = (slot * a.num_kv_heads + job.kv_head) * a.head_dim;
     if (++inside == a.block_size) inside = 0, ++index;
   }
   // Tiles of four keys reach beyond the live ones: they read a live one and are masked.
@@ -109,17 +132,18 @@ Chunk locate(const Attention& a, const AttentionJob& job, int64_t base, int64_t 
 }
 
 template <int kUsed, class T>
-JAXPAGE_INLINE void score_tile(const Attention& a, const Chunk& chunk, const float* q, float* scores) {
+JAXPAGE_INLINE void score_tile(const Attention& a, const Chunk& chunk, const float* q,
+                               float* scores) {
   const T* pool = static_cast<const T*>(a.k_pool);
   const float* queries[kColumns];
   for (int c = 0; c < kUsed; ++c) queries[c] = q + c * padded_dim(a.head_dim);
-  for (int64_t t = chunk.low & ~3; t < chunk.high; t += kRows) {
-    const T* keys[kRows];
-    for (int r = 0; r < kRows; ++r) keys[r] = pool + chunk.offsets[t + r];
-    Vec sums[kColumns][kRows];
-    dot_tile<kUsed>(keys, queries, a.head_dim, sums, [](int64_t) {});
-    float results[kColumns][kRows];
-    finish_tile<kUsed>(sums, results);
+  for (int64_t t = chunk.low & ~3; t < chunk.high; t += kKeys) {
+    const T* keys[kKeys];
+    for (int r = 0; r < kKeys; ++r) keys[r] = pool + chunk.offsets[t + r];
+    Vec sums[kColumns][kKeys] = {};
+    dot_tile<kKeys, kUsed>(keys, queries, 0, a.head_dim, sums, [] {});
+    float results[kColumns][kKeys];
+    finish_tile<kKeys, kUsed>(sums, results);
     for (int c = 0; c < kUsed; ++c) {
       __builtin_memcpy(scores + c * kChunk + t, results[c], sizeof results[c]);
     }
@@ -166,7 +190,8 @@ JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, const flo
   for (int64_t t = chunk.low; t < chunk.high; ++t) {
     Vec value[kVecs];
     for (int i = 0; i < kVecs; ++i) {
-      value[i] = part ? load_part(pool + chunk.offsets[t], part) : load(pool + chunk.offsets[t] + i * kLanes);
+      const T* from = pool + chunk.offsets[t] + i * kLanes;
+      value[i] = part ? load_part(from, part) : load(from);
     }
     for (int c = 0; c < kUsed; ++c) {
       const float weight = weights[c * kChunk + t];
@@ -218,8 +243,8 @@ void clear(State state, int64_t vectors, int64_t padded) {
 
 // Keys of one partition, added to an empty state.
 template <class T>
-void attend_partition(const Attention& a, const AttentionJob& job, int64_t partition, const float* q,
-                      float* scores, State state) {
+void attend_partition(const Attention& a, const AttentionJob& job, int64_t partition,
+                      const float* q, float* scores, State state) {
   const int64_t vectors = job.num_tokens * a.group;
   clear(state, vectors, padded_dim(a.head_dim));
   const int64_t oldest = job.first_position - a.window + 1;
@@ -231,10 +256,11 @@ void attend_partition(const Attention& a, const AttentionJob& job, int64_t parti
     for (; first + kColumns <= vectors; first += kColumns) {
       add_chunk<kColumns, T>(a, job, chunk, first, q, scores, state);
     }
-    switch (vectors - first) {
-      case 1: add_chunk<1, T>(a, job, chunk, first, q, scores, state); break;
-      case 2: if constexpr (kColumns > 2) add_chunk<2, T>(a, job, chunk, first, q, scores, state); break;
-      case 3: if constexpr (kColumns > 3) add_chunk<3, T>(a, job, chunk, first, q, scores, state); break;
+    const int64_t left = vectors - first;
+    if (left == 1) add_chunk<1, T>(a, job, chunk, first, q, scores, state);
+    if constexpr (kColumns > 2) {
+      if (left == 2) add_chunk<2, T>(a, job, chunk, first, q, scores, state);
+      if (left == 3) add_chunk<3, T>(a, job, chunk, first, q, scores, state);
     }
   }
 }
@@ -295,7 +321,8 @@ void merge(const Attention& a, const AttentionJob& job, const float* partials, f
   __builtin_memcpy(scratch, partials, floats * sizeof(float));
   State state(scratch, vectors, padded);
   for (int64_t p = 1; p < job.last_partition - job.first_partition; ++p) {
-    merge_states(state, State(const_cast<float*>(partials) + p * floats, vectors, padded), vectors, padded);
+    const State more(const_cast<float*>(partials) + p * floats, vectors, padded);
+    merge_states(state, more, vectors, padded);
   }
   write_out(a, job, state);
 }

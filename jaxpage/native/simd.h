@@ -12,15 +12,19 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
-constexpr int kColumns = 4;  // 4 x 4 accumulators of 32 registers
+constexpr int kColumns = 4;  // 4 x 4 or 8 x 2 accumulators of 32 registers
+constexpr int kPanel = 8;
 #elif defined(__AVX2__)
 constexpr int kLanes = 8;
 constexpr int kColumns = 2;  // 4 x 2 of 16 registers
+constexpr int kPanel = 4;
 #else
 constexpr int kLanes = 4;
 constexpr int kColumns = 4;
+constexpr int kPanel = 8;
 #endif
-constexpr int kRows = 4;  // of a tile of dot products, see dot_tile
+constexpr int kKeys = 4;  // of a tile of scores: kKeys keys x kColumns queries
+constexpr int kPair = 2;  // of a tile of a product: kPanel outputs x kPair rows
 
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
@@ -49,7 +53,7 @@ JAXPAGE_INLINE Vec load(const BFloat16* from) {  // bfloat16 is the upper half o
 template <class T>
 JAXPAGE_INLINE Vec load_part(const T* from, int count) {
   T padded[kLanes] = {};
-  if (kLanes > 8 && count == 8) {  // head sizes that are a multiple of 8: a copy of fixed size is one move
+  if (kLanes > 8 && count == 8) {  // sizes that are a multiple of 8: a fixed copy is one move
     __builtin_memcpy(padded, from, (kLanes < 8 ? kLanes : 8) * sizeof(T));
   } else {
     for (int i = 0; i < count; ++i) padded[i] = from[i];
@@ -141,45 +145,40 @@ JAXPAGE_INLINE Vec exp_negative(Vec x) {
   return x < lowest ? splat(0) : power * scale;
 }
 
-// sums[row * kColumns' + column], row by row of a and column of b: a tile of dot products over
-// `size` entries. One accumulator a dot product: its order of addition is the same in any tile.
-template <int kUsed, class A, class Step>
-JAXPAGE_INLINE void dot_tile(const A* const* a, const float* const* b, int64_t size,
-                             Vec (*sums)[kRows], Step step) {
-  for (int c = 0; c < kUsed; ++c) {
-    for (int r = 0; r < kRows; ++r) sums[c][r] = Vec{};
-  }
-  const int64_t whole = size / kLanes * kLanes;
-  for (int64_t i = 0; i < whole; i += kLanes) {
-    Vec left[kRows];
-    for (int r = 0; r < kRows; ++r) left[r] = load(a[r] + i);
-    step(i);
+// Dot products of kHigh rows of a with kUsed rows of b over entries from .. to - 1, added to
+// sums[row of b][row of a]. One accumulator a dot product: the order of addition is the same in any tile.
+template <int kHigh, int kUsed, class A, class Step>
+JAXPAGE_INLINE void dot_tile(const A* const* a, const float* const* b, int64_t from, int64_t to,
+                             Vec (*sums)[kHigh], Step step) {
+  const int64_t whole = from + (to - from) / kLanes * kLanes;
+  for (int64_t i = from; i < whole; i += kLanes) {
+    Vec left[kHigh];
+    for (int r = 0; r < kHigh; ++r) left[r] = load(a[r] + i);
+    step();
     for (int c = 0; c < kUsed; ++c) {
       const Vec right = load(b[c] + i);
-      for (int r = 0; r < kRows; ++r) sums[c][r] += left[r] * right;
+      for (int r = 0; r < kHigh; ++r) sums[c][r] += left[r] * right;
     }
   }
-  if (const int rest = static_cast<int>(size - whole)) {
-    Vec left[kRows];
-    for (int r = 0; r < kRows; ++r) left[r] = load_part(a[r] + whole, rest);
+  if (const int rest = static_cast<int>(to - whole)) {
     for (int c = 0; c < kUsed; ++c) {
       const Vec right = load_part(b[c] + whole, rest);
-      for (int r = 0; r < kRows; ++r) sums[c][r] += left[r] * right;
+      for (int r = 0; r < kHigh; ++r) sums[c][r] += load_part(a[r] + whole, rest) * right;
     }
   }
 }
 
 // The sums of a tile as numbers: out[column][row].
-template <int kUsed>
-JAXPAGE_INLINE void finish_tile(const Vec (*sums)[kRows], float (*out)[kRows]) {
-  constexpr int kSums = (kUsed * kRows + kLanes - 1) / kLanes * kLanes;
+template <int kHigh, int kUsed>
+JAXPAGE_INLINE void finish_tile(const Vec (*sums)[kHigh], float (*out)[kHigh]) {
+  constexpr int kSums = (kUsed * kHigh + kLanes - 1) / kLanes * kLanes;
   Vec padded[kSums];
   for (int i = 0; i < kSums; ++i) {
-    padded[i] = i < kUsed * kRows ? sums[i / kRows][i % kRows] : Vec{};
+    padded[i] = i < kUsed * kHigh ? sums[i / kHigh][i % kHigh] : Vec{};
   }
   float flat[kSums];
   for (int i = 0; i < kSums; i += kLanes) store(flat + i, sum_each(padded + i));
-  __builtin_memcpy(out, flat, sizeof(float) * kUsed * kRows);
+  __builtin_memcpy(out, flat, sizeof(float) * kUsed * kHigh);
 }
 
 }  // namespace
