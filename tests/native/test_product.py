@@ -31,7 +31,9 @@ def error(y: jax.Array, x: np.ndarray, w: np.ndarray) -> float:
     return float(np.nan_to_num(np.abs(np.asarray(y) - want) / norms, nan=np.inf).max())
 
 
-@pytest.mark.parametrize(("outputs", "size"), [(1, 1), (13, 40), (64, 96), (67, 24), (3, 37), (17, 1300)])
+@pytest.mark.parametrize(
+    ("outputs", "size"), [(1, 1), (13, 40), (64, 96), (67, 24), (3, 37), (17, 1300)]
+)
 def test_equals_float64(outputs: int, size: int) -> None:
     for rows in (*range(1, 18), 33, 64, 65):
         x, w = numbers(rows, outputs, size)
