@@ -27,10 +27,6 @@ from jaxpage.host.pressure import Pressure
 from jaxpage.host.rows import build_row, wants_scores
 from jaxpage.host.sequence import Sequence, SequenceGroup, Status
 
-LEAST_PREFILL_TOKENS = 16
-"""A step's room for prompts, however many decode: more rows than max_num_batched_tokens would
-else keep a prompt waiting until one of them ends."""
-
 
 class Part(NamedTuple):
     """A sequence's share of the step being planned."""
@@ -125,7 +121,7 @@ class Planner:
         """Prompts under way, then of the waiting what rows, tokens and blocks allow, in order."""
         config, ladder = self.books.config, self._ladder
         budget = config.max_num_batched_tokens
-        budget = max(budget - num_decode, min(budget, LEAST_PREFILL_TOKENS))
+        budget = max(budget - num_decode, least_prefill_tokens(budget))
         if ladder is not None:
             budget = min(budget, ladder.sizes[-1])
         parts: list[Part] = []
@@ -244,6 +240,14 @@ class Planner:
         counters.num_steps += 1
         counters.running_sum += sum(len(group.live) for group in books.running)
         counters.utilisation_sum += books.blocks.num_slots_in_use / books.blocks.num_slots_allocated
+
+
+def least_prefill_tokens(max_num_batched_tokens: int) -> int:
+    """A step's room for prompts, however many decode.
+
+    Where max_num_seqs comes near max_num_batched_tokens, a prompt would else wait for an end.
+    """
+    return max(1, min(16, max_num_batched_tokens // 4))
 
 
 def _note_draws(group: SequenceGroup, first: int) -> None:

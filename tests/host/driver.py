@@ -11,7 +11,7 @@ import pytest
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.host import Ladder, Request, Scheduler, SequenceUpdate, StepPlan, StepResult
 from jaxpage.host.limits import length_limit
-from jaxpage.host.planner import LEAST_PREFILL_TOKENS
+from jaxpage.host.planner import least_prefill_tokens
 from jaxpage.host.policy import PressureCosts
 from jaxpage.outputs import TokenLogprob
 from tests.host.fake import VOCAB, FakeDevice, expected, expected_beams, logprob
@@ -209,10 +209,8 @@ class Driver:
         assert is_long == sorted(is_long), f"a decode row after a longer one: {shape(plan)}"
         assert sum(is_long) <= config.max_prefill_rows
         if any(is_long):
-            room = min(LEAST_PREFILL_TOKENS, config.max_num_batched_tokens)
-            others = sum(row.num_tokens for row in rows if row.start < row.prompt_len)
-            most = max(config.max_num_batched_tokens, len(rows) - 1 + room)
-            assert plan.num_tokens <= most and others <= config.max_num_batched_tokens * 2
+            room = least_prefill_tokens(config.max_num_batched_tokens)
+            assert plan.num_tokens <= max(config.max_num_batched_tokens, len(rows) - 1 + room)
         assert len(rows) <= config.max_num_seqs
         self._check_blocks(plan)
         busy = {row.seq_id for unread, _ in self.in_flight for row in unread.rows}
