@@ -19,7 +19,7 @@ from tests.tiny import MODEL_DIR
 ENGINE = ["--model", str(MODEL_DIR), "--num-blocks", "64", "--max-num-seqs", "4", "--quiet"]
 
 BAD_LINES = [
-    b"{not json", b"[1]", b'{"prompt": 7}', b'{"prompt": "a", "n": 2, "temperature": 1}',
+    b"{not json", b"[1]", b'{"prompt": 7}', b'{"prompt": "a", "n": 2, "temperature": 0}',
     b'{"prompt": "a", "temprature": 1}', b'{"prompt": "a", "top_p": 2}', b'{"prompt": "\xff"}',
     b'{"prompt": [99999]}', b'{"messages": "hi"}', b'{"prompt": "a", "stop_token_ids": 3}',
     b'{"prompt": "a", "messages": []}', b'{"prompt": "a", "allowed_token_ids": []}',

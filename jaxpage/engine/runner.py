@@ -77,8 +77,8 @@ class Runner:
         )
         self._inputs = StepInputBuilder(self.ladders, cache)
         self._mover = BlockMover(self.programs, self._cache, num_swap_blocks=cache.num_swap_blocks)
-        self._moved_step = 0
-        """The last step whose block moves are done: they must not be done twice."""
+        self._moved: StepPlan | None = None
+        """The last plan whose block moves are done: they must not be done twice."""
         self._sampling = SamplingBuilder(engine, config.vocab_size)
 
     def dispatch(self, plan: StepPlan) -> Ticket:
@@ -143,10 +143,10 @@ class Runner:
             leaf.delete()
 
     def _move_blocks(self, plan: StepPlan) -> None:
-        if plan.moves and plan.step_id != self._moved_step:
+        if plan.moves and plan is not self._moved:
             self._mover.prepare(plan.moves)
             self._cache = self._mover.apply(self._cache, plan.moves)
-            self._moved_step = plan.step_id
+            self._moved = plan
 
     def _score(self, hidden: Array, targets: np.ndarray) -> tuple[Array, Array, Array]:
         key = ("score", targets.size)
