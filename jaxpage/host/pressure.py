@@ -53,7 +53,7 @@ class Pressure:
         if group.returned_for == books.last_planned + 1:
             return False
         is_swap = self._is_swap(group)
-        if is_swap and group.beams is not None and books.is_in_flight(group):
+        if group.beams is not None and books.is_in_flight(group):
             return False
         running = [s for s in group.live if s.status is Status.RUNNING]
         self._preempted += [sequence.seq_id for sequence in running]
