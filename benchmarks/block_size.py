@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=first_line(__doc__))
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--attention", default="xla")
-    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--tokens", type=int, default=90_000, help="of output, by simulation")
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--no-model", action="store_true")
@@ -41,10 +41,10 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="write to benchmarks/results")
     args = parser.parse_args()
     sizes = (4, 16, 64) if args.quick else BLOCK_SIZES
-    requests = 20 if args.quick else args.requests
+    tokens = 4000 if args.quick else args.tokens
     workloads = {"ShareGPT": lengths.sharegpt(), "Alpaca-like": lengths.alpaca_like(3000)}
     counted = [
-        count(name, pairs, size, requests) for name, pairs in workloads.items() for size in sizes
+        count(name, pairs, size, tokens) for name, pairs in workloads.items() for size in sizes
     ]
     kernel: dict[int, float] = {}
     if not args.no_model:
@@ -52,7 +52,7 @@ def main() -> None:
         kernel = attention_ms(args.model, args.attention, sizes, rows, context)
     weigh(counted, kernel)
     record = {
-        "site": PAPER_SITE.constants(), "requests": requests, "counted": counted,
+        "site": PAPER_SITE.constants(), "tokens": tokens, "counted": counted,
         "attention_ms_a_layer": kernel, "attention": args.attention,
         "rows": args.rows, "context": args.context, "attention_share": ATTENTION_SHARE,
     }  # fmt: skip
@@ -60,9 +60,9 @@ def main() -> None:
             is_quick=args.quick, keep=args.keep)  # fmt: skip
 
 
-def count(name: str, pairs: list[tuple[int, int]], size: int, requests: int) -> dict[str, Any]:
+def count(name: str, pairs: list[tuple[int, int]], size: int, tokens: int) -> dict[str, Any]:
     """One workload and block size: memory as counted, the host as measured, time as modelled."""
-    setting = Setting(block_size=size)
+    setting, requests = Setting(block_size=size), int(tokens / lengths.mean_lengths(pairs)[1])
     jobs = lengths.at_once(pairs, requests)
     start = time.process_time()
     alone = paged(PAPER_SITE, jobs, setting, drained=False)
@@ -77,7 +77,7 @@ def count(name: str, pairs: list[tuple[int, int]], size: int, requests: int) -> 
         "mean_batch": alone.meter.mean("batch"),
         "saved_percent": 100 * shared["saved"] / (shared["saved"] + shared["blocks"]),
         "host_us_per_token": 1e6 * host_s / alone.counters["generated_tokens"],
-        "memory_tokens_per_s": alone.counters["generated_tokens"] / alone.end_s,
+        "memory_tokens_per_s": alone.meter.mean("tokens_per_s"),
     }
 
 
@@ -167,7 +167,7 @@ def sentence(name: str, rows: list[dict[str, Any]]) -> str:
 
 def picture(record: dict[str, Any]) -> str:
     series: list[Series] = []
-    for name in dict.fromkeys(row["lengths"] for row in record["counted"]):
+    for colour, name in enumerate(dict.fromkeys(row["lengths"] for row in record["counted"])):
         rows = [row for row in record["counted"] if row["lengths"] == name]
         for key, label, is_modelled in (
             ("waste_percent", "waste, counted", False),
@@ -175,7 +175,7 @@ def picture(record: dict[str, Any]) -> str:
         ):
             scale = 100 if key == "joined_share" else 1
             points = [(row["block_size"], scale * row[key]) for row in rows]
-            series.append(Series(f"{name}: {label}", points, is_modelled))
+            series.append(Series(f"{name}: {label}", points, is_modelled, colour))
     axes = Axes(
         "Block size: waste, and tokens/s over the best", "block size, tokens", "%", log_x=True
     )

@@ -204,11 +204,11 @@ def answer(record: dict[str, Any]) -> str:
 
 def pictures(record: dict[str, Any]) -> dict[str, str]:
     series: list[Series] = []
-    for rows in sorted({cell["rows"] for cell in record["measured"]}):
+    for colour, rows in enumerate(sorted({cell["rows"] for cell in record["measured"]})):
         cells = [cell for cell in record["measured"] if cell["rows"] == rows]
         for name, key in (("measured", "attention_share"), ("roofline", "predicted_share")):
             points = [(cell["context"], 100 * max(cell[key], 0.0)) for cell in cells]
-            series.append(Series(f"{rows} rows, {name}", points, name == "roofline"))
+            series.append(Series(f"{rows} rows, {name}", points, name == "roofline", colour))
     axes = Axes(
         f"Attention's share of a decode step ({record['attention']} backend)",
         "context, tokens", "% of the step", log_x=True,

@@ -22,7 +22,6 @@ from benchmarks.sim.paged import paged
 from benchmarks.sim.policies import faster, orca, tgi, transformers
 
 LIMIT = 5.0
-MOST_REAL = 600
 SHARES = (0.03, 0.1, 0.2, 0.3, 0.4, 0.55, 0.7, 0.85, 0.95)
 """Rates tried, as shares of the paged engine's saturated requests a second."""
 
@@ -111,17 +110,26 @@ def sustained(effort: Effort) -> list[Row]:
 def curves(site: Site, pairs: Seq[tuple[int, int]], effort: Effort) -> list[Curve]:
     """The paged engine first, then its rivals, over Poisson arrivals.
 
-    A trace has several times the requests that run at once. Where that is more than `MOST_REAL`,
-    the counting twin stands in for the real scheduler, and the curve's name says so.
+    A trace has 40 times the requests that run at once, so that a queue shows; the counting twin
+    stands in for the real scheduler, and `check_twin` holds it to that.
     """
-    capacity, batch = _capacity(site, pairs, 20 if effort.rates < 3 else 4000)
-    count = max(effort.requests, int(6 * batch))
+    is_quick = effort.rates < 3
+    capacity, batch = _capacity(site, pairs, 20 if is_quick else 4000)
+    count = 40 if is_quick else int(40 * batch)
     rates = [capacity * share for share in SHARES[-effort.rates :]]
-    ours, name = (paged, "paged") if count <= MOST_REAL else (None, "paged (counting twin)")
-    systems: dict[str, Policy | None] = {name: ours, **RIVALS}
+    systems: dict[str, Policy | None] = {"paged": None, **RIVALS}
     return [
         Curve(name, tuple(_points(run, site, pairs, rates, count))) for name, run in systems.items()
     ]
+
+
+def check_twin(site: Site, pairs: Seq[tuple[int, int]], count: int) -> dict[str, float]:
+    """Mean normalised latency near the knee, of the real scheduler and of its twin."""
+    capacity, _ = _capacity(site, pairs, count)
+    jobs = lengths.poisson(pairs, 0.95 * capacity, count / capacity)
+    totals = CountingEngine(site, max_num_seqs=256).run(iter(jobs))
+    real = paged(site, jobs).mean_normalised
+    return {"real_s": real, "twin_s": totals.normalised_sum_s / totals.requests}
 
 
 def kept_curves(key: str) -> list[Curve]:
@@ -140,7 +148,7 @@ def _points(
     run: Policy | None, site: Site, pairs: Seq[tuple[int, int]], rates: Seq[float], count: int
 ) -> list[tuple[float, float]]:
     points: list[tuple[float, float]] = []
-    for rate in [*rates[:1], *rates[3:]] if run is paged else rates:  # flat until near the knee
+    for rate in rates:
         jobs = lengths.poisson(pairs, rate, count / rate)
         if run is None:
             totals = CountingEngine(site).run(iter(jobs))

@@ -32,7 +32,7 @@ def parallel_sampling(effort: Effort) -> list[Row]:
          dict.fromkeys((2, 4, 6), (16.2, 30.5))),
     ):  # fmt: skip
         for samples, span in printed.items():
-            count = max(effort.requests // (2 * samples), 6)
+            count = max(effort.requests * (2 if name == "Alpaca-like" else 1) // samples, 6)
             jobs = lengths.at_once(pairs, count, samples=samples)
             share = saved_share(paged(PAPER_SITE, jobs, drained=False))
             rows.append(Row(
@@ -53,7 +53,7 @@ def shared_prefix(effort: Effort) -> list[Row]:
     ]
     site = SITES["llama13b_a100"]
     for prefix, printed in ((80, 1.67), (341, 3.58)):
-        jobs = lengths.at_once(pairs, max(effort.requests // 2, 20), prefix=prefix)
+        jobs = lengths.at_once(pairs, max(effort.requests, 20), prefix=prefix)
         ours = paged(site, jobs, Setting(prefix_caching=True)).requests_per_s
         ratio = ours / orca(site, jobs, "oracle").requests_per_s
         rows.append(Row(
@@ -71,12 +71,14 @@ def block_sizes(effort: Effort) -> list[Row]:
         ("ShareGPT", lengths.sharegpt_at_means(), (16, 128)),
         ("Alpaca-like", lengths.alpaca_like(3000), (16, 32)),
     ):
-        jobs = lengths.at_once(pairs, max(effort.requests // 3, 20))
+        jobs = lengths.at_once(
+            pairs, max(effort.requests * (1 if name == "ShareGPT" else 2) // 3, 20)
+        )
         found = {
             size: paged(PAPER_SITE, jobs, Setting(block_size=size), drained=False)
             for size in BLOCK_SIZES[4:]
         }
-        rates = {size: o.counters["generated_tokens"] / o.end_s for size, o in found.items()}
+        rates = {size: o.meter.mean("tokens_per_s") for size, o in found.items()}
         best = max(rates.values())
         largest = max(size for size, rate in rates.items() if rate >= NEAR * best)
         rows.append(Row(

@@ -22,6 +22,8 @@ class Series:
     name: str
     points: Seq[tuple[float, float]]
     is_modelled: bool = False
+    colour: int | None = None
+    """Index among COLOURS, so that a measured line and its model match; None: the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ def line_chart(axes: Axes, series: Seq[Series]) -> str:
     up = _Scale(low, most_y, HEIGHT - BOTTOM, TOP, is_log=axes.log_y)
     parts = [*_frame(axes, across, up)]
     for index, each in enumerate(series):
-        parts += _line(axes, each, COLOURS[index % len(COLOURS)], across, up, index)
+        colour = index if each.colour is None else each.colour
+        parts += _line(axes, each, COLOURS[colour % len(COLOURS)], across, up, index)
     return _document(parts)
 
 
@@ -75,7 +78,9 @@ def bar_chart(
             )
         parts += _legend(index, name, colour, is_modelled, is_bar=True)
     for group, label in enumerate(groups):
-        parts.append(_text(across(group) + step / 2, HEIGHT - BOTTOM + 16, label, "middle", 11))
+        for line, part in enumerate(label.split(" on ")):
+            y = HEIGHT - BOTTOM + 16 + 14 * line
+            parts.append(_text(across(group) + step / 2, y, part, "middle", 11))
     return _document(parts)
 
 
@@ -139,7 +144,12 @@ def _frame(axes: Axes, across: _Scale | None, up: _Scale) -> list[str]:
 def _line(
     axes: Axes, series: Series, colour: str, across: _Scale, up: _Scale, index: int
 ) -> list[str]:
-    places = [(across(x), up(min(y, up.high))) for x, y in series.points if _can_draw(axes, (x, y))]
+    places: list[tuple[float, float]] = []
+    for x, y in series.points:
+        if _can_draw(axes, (x, y)):
+            places.append((across(x), up(min(y, up.high))))
+            if y > up.high:
+                break  # it has run away
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
     dash = ' stroke-dasharray="6 4"' if series.is_modelled else ""
     parts = [f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>']

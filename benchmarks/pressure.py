@@ -221,10 +221,10 @@ def picture(record: dict[str, Any]) -> str:
         if top:
             points = [(r["load"], 100 * r["goodput_tokens_per_s"] / top) for r in rows]
             word = "modelled" if name == "simulated" else "measured"
-            series.append(Series(f"goodput, {word}", points, name == "simulated"))
+            series.append(Series(f"goodput, {word}", points, name == "simulated", 0))
             worst = max(row["latency_p99_s"] for row in rows)
             points = [(r["load"], 100 * r["latency_p99_s"] / worst) for r in rows]
-            series.append(Series(f"p99 latency, {word}", points, name == "simulated"))
+            series.append(Series(f"p99 latency, {word}", points, name == "simulated", 1))
     axes = Axes("Past capacity: goodput and 99th latency", "load over capacity", "% of the largest")
     return line_chart(axes, series)
 

@@ -57,7 +57,7 @@ def main() -> None:
     axes = Axes("Cost of a million output tokens, ShareGPT (modelled)", "", "dollars")
     chart = bar_chart(
         axes,
-        [row["site"].replace(" on ", " / ") for row in fleet],
+        [row["site"] for row in fleet],
         [(f"{TARGET_S:g} s a token", [row["dollars_per_million_tokens"] for row in fleet])],
         modelled=[f"{TARGET_S:g} s a token"],
     )

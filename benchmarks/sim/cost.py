@@ -119,6 +119,8 @@ class Site:
 
     cost: StepCost
     kv_cache_bytes: float
+    max_num_seqs: int = 256
+    """Rows of a step: vLLM's limit at the time of the paper, more where memory holds more."""
 
     @property
     def name(self) -> str:
@@ -135,7 +137,8 @@ class Site:
 
 def fitted(card: Card, shape: Shape) -> Site:
     """What 90% of the memory leaves beside the weights and 1 GiB of activations."""
-    return Site(StepCost(card, shape), 0.9 * card.memory_bytes - shape.weight_bytes - GIB)
+    room = 0.9 * card.memory_bytes - shape.weight_bytes - GIB
+    return Site(StepCost(card, shape), room, 1024 if card.memory_bytes > 80e9 else 256)
 
 
 PAPER_SITE = Site(StepCost(A100, OPT_13B), 12 * GIB)

@@ -60,11 +60,12 @@ class CountingEngine:
         site: Site,
         *,
         block_size: int = 16,
-        max_num_seqs: int = 256,
+        max_num_seqs: int | None = None,
         max_num_batched_tokens: int = 2560,
     ) -> None:
         self._site, self._size = site, block_size
-        self._most_seqs, self._most_tokens = max_num_seqs, max_num_batched_tokens
+        self._most_tokens = max_num_batched_tokens
+        self._most_seqs = max_num_seqs or site.max_num_seqs
         self._free = site.slots // block_size
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []  # by admission; ended ones are dropped lazily

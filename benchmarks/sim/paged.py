@@ -45,6 +45,7 @@ class Engine:
     finish_s: list[float | None] = field(default_factory=list)
     tokens_computed: int = 0
     blocks_moved: int = 0
+    num_done: int = 0
     scheduler: Scheduler = field(init=False)
     _left: dict[str, int] = field(default_factory=dict)
     _next_token: int = 0
@@ -97,6 +98,7 @@ class Engine:
         blocks = self.blocks
         self.meter.add(
             seconds,
+            tokens_per_s=sum(len(row.draws) for row in plan.rows) / seconds,
             batch=scheduler.num_running,
             stored=blocks.num_slots_in_use,
             reserved=blocks.num_slots_allocated,
@@ -151,6 +153,7 @@ class Engine:
             if update.finish_reason is not None or update.error is not None:
                 left = self._left[update.request_id] - 1
                 self._left[update.request_id] = left
+                self.num_done += not left
                 if not left and update.error is None:
                     self.finish_s[index] = self.clock
 
@@ -158,12 +161,19 @@ class Engine:
 def paged(
     site: Site, jobs: Seq[Job], setting: Setting | None = None, *, drained: bool = True
 ) -> Outcome:
-    """Runs a trace. `drained=False` stops once nothing waits any more."""
+    """Runs a trace. `drained=False` stops once nothing waits any more.
+
+    The meter of such a run starts when a quarter of the jobs are done: filling up, when all
+    sequences are short, is not what a saturated machine looks like.
+    """
     engine, place = Engine(site, setting or Setting()), 0
+    is_warm = drained
     while True:
         while place < len(jobs) and jobs[place].arrival_s <= engine.clock:
             engine.add(jobs[place])
             place += 1
+        if not is_warm and 4 * engine.num_done >= len(jobs):
+            engine.meter, is_warm = Meter(), True
         if not drained and place == len(jobs) and not engine.scheduler.num_waiting:
             break
         if not engine.step():

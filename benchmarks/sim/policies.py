@@ -81,12 +81,14 @@ class _Iterations:
         self.next = 0
         self.clock = 0.0
         self.step = 0
-        self.batch = self.reserved = self.stored = 0
+        self.batch = self.reserved = self.stored = self.num_done = 0
         self.ends: list[tuple[int, int, _Live]] = []
         self.outcome = Outcome(jobs, Meter(), [None] * len(jobs), [None] * len(jobs))
 
     def run(self, drained: bool) -> Outcome:
+        """`drained=False`: metered from a quarter done until none waits, as `paged` is."""
         outcome, jobs = self.outcome, self.jobs
+        is_warm = drained
         while self.next < len(jobs) or (drained and self.batch):
             if not self.batch and jobs[self.next].arrival_s > self.clock:
                 self.clock = jobs[self.next].arrival_s
@@ -101,6 +103,8 @@ class _Iterations:
             self.clock += seconds
             outcome.meter.add(seconds, batch=self.batch, stored=self.stored, reserved=self.reserved)
             self.stored += self.batch
+            if not is_warm and 4 * self.num_done >= len(jobs):
+                outcome.meter, is_warm = Meter(), True
             for j in new:
                 outcome.first_s[j] = self.clock
             self._retire()
@@ -140,6 +144,7 @@ class _Iterations:
             self.batch -= job.samples
             self.stored -= (job.prompt + job.output) * job.samples
             self.outcome.finish_s[live.job] = self.clock
+            self.num_done += 1
 
 
 def faster(site: Site, jobs: Seq[Job]) -> Outcome:
