@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -57,3 +59,24 @@ def test_every_layer_runs_the_kernels(parts: tuple[Any, ...]) -> None:
                 )
             )(params, cache, step)
             assert ("pallas_call" in str(program)) == count
+
+
+@pytest.mark.weights
+def test_a_real_models_ids_are_the_recorded_ones() -> None:
+    """The shortest golden prompt of SmolLM2, cut to a few tokens: interpreting is slow."""
+    path = Path(__file__).parents[1] / "data" / "golden_smollm2_greedy.json"
+    items = json.loads(path.read_text(encoding="utf-8"))["items"]
+    item = min(items, key=lambda item: len(item["prompt_ids"]))
+    llm = jp.LLM(
+        "smollm2-135m",
+        dtype="float32",
+        attention="pallas",
+        num_blocks=8,
+        max_model_len=64,
+        max_num_seqs=1,
+        max_num_batched_tokens=64,
+    )
+    greedy = jp.SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    out = llm.generate(item["prompt"], greedy, raise_on_error=True)[0]
+    llm.close()
+    assert list(out.outputs[0].token_ids) == item["greedy_ids"][:4]
