@@ -1,6 +1,7 @@
 """The immutable messages of the host: what it wants of a step, and what came back.
 
-A plan is a value: it names sequences, positions and block ids, never an array.
+A plan is a value: it names sequences, positions and block ids, never an array. What there is one
+of for each row of each step is a named tuple, made in a third of a frozen dataclass's time.
 
     sequence, block_size 4        tokens  a b c d | e f g . |     blocks (5, 2)
     decode row of token g         token_ids (g,)  start 6  num_tokens 1  context_len 7
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from jaxpage.outputs import FinishReason, TokenLogprob
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
@@ -59,8 +61,7 @@ class Draw:
     """Beam search: how many of the best ids, with raw log-probabilities, `StepResult.top` holds."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRow:
+class PlannedRow(NamedTuple):
     """One sequence's part of a step: `num_tokens` new tokens starting at position `start`."""
 
     seq_id: int
@@ -155,8 +156,7 @@ class StepResult:
     """One entry per plan row (empty where nothing was asked), in target order; or () for none."""
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceUpdate:
+class SequenceUpdate(NamedTuple):
     """News of one sequence for the engine."""
 
     request_id: str
