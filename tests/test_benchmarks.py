@@ -10,7 +10,7 @@ import pytest
 
 from tests.tiny import MODEL_DIR
 
-WITH_MODEL = ["throughput", "exactness", "mixed", "start"]
+WITH_MODEL = ["throughput", "exactness", "mixed", "start", "sharing"]
 ALONE = ["host"]
 
 
