@@ -127,7 +127,7 @@ def prefill_rows(sizes: Sizes, matmul_rate: float, deadline: float) -> list[dict
 
 def seconds_of(call: Callable[..., Any], *arrays: Any, min_seconds: float) -> float:
     """Seconds a call, warm: calls are dispatched in a row until they fill `min_seconds`."""
-    jax.block_until_ready(call(*arrays))
+    result = jax.block_until_ready(call(*arrays))
     times = 1
     while True:
         start = time.perf_counter()
