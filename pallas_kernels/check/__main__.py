@@ -26,9 +26,10 @@ def main() -> int:
         for target in arguments.target:
             print_candidates(CARDS[target], only=arguments.only)
         return 0
-    results = {target: run_target(target, arguments) for target in arguments.target}
-    for target, rows in results.items():
-        print_target(CARDS[target], rows)
+    results = {}
+    for target in arguments.target:
+        results[target] = run_target(target, arguments)
+        print_target(CARDS[target], results[target])
     print(f"\nModel: {CONSTANTS}.\n")
     failed = print_rules(results)
     if arguments.json is not None:

@@ -31,7 +31,7 @@ def print_target(card: Card, rows: list[dict[str, Any]]) -> None:
                 f"{row['predicted_ms']:.2f} ms, floor {row['floor_ms']:.2f} ms"
             )
     seconds = sum(row.get("compile_s", 0.0) for row in rows)
-    print(f"{len(rows)} programs in {seconds:.0f} s")
+    print(f"{len(rows)} programs in {seconds:.0f} s", flush=True)
 
 
 def print_rules(results: dict[str, list[dict[str, Any]]]) -> int:
