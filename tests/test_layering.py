@@ -56,12 +56,13 @@ ROOMS = {
         "jaxpage.models jaxpage.native jaxpage.config jaxpage.errors", "jax numpy flax jaxtyping"
     ),
     "jaxpage.engine": Room(
-        "jaxpage.engine jaxpage.host jaxpage.device jaxpage.models jaxpage.native jaxpage.checkpoint "
-        f"jaxpage.later jaxpage.memory {HOST} {TEXT}",
+        "jaxpage.engine jaxpage.host jaxpage.device jaxpage.models jaxpage.native "
+        f"jaxpage.checkpoint jaxpage.later jaxpage.memory {HOST} {TEXT}",
         "jax numpy tqdm",
     ),
     "jaxpage.generate": Room(f"jaxpage.cli jaxpage.engine jaxpage.later {HOST} {TEXT}", "jax tqdm"),
     "jaxpage.cli": Room(f"jaxpage.cli jaxpage.later {HOST} {TEXT}", "tqdm"),
+    "jaxpage.cli.block_picture": Room("jaxpage.host.block_map jaxpage.errors"),
     "pallas_kernels": Room("pallas_kernels", "jax"),
     "convert": Room(
         f"convert jaxpage.models jaxpage.config {TEXT}",

@@ -185,6 +185,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_attention, attention,
                                   .Attr<float>("scale")
                                   .Attr<int64_t>("window"));
 
+// What kernels.py calls INTERFACE: raised when a function here takes or gives anything else.
+extern "C" int jaxpage_interface() { return 1; }
+
 extern "C" const char* jaxpage_instruction_set() {
 #if defined(__x86_64__)
   return &kernels() == &kAvx512 ? "avx512" : &kernels() == &kAvx2 ? "avx2" : "portable";

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
+import sys
+from collections.abc import Iterator
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import jax
@@ -19,6 +21,8 @@ MISSING = (
     "install with a C++ compiler at hand (in a checkout: python setup.py build_ext --inplace)"
 )
 """The one line that whoever falls back shows."""
+INTERFACE = 1
+"""Counts the changes of what ffi.cpp exports and takes; a library of another count is not used."""
 WEIGHTS = (jnp.float32, jnp.bfloat16)
 """Dtypes of weights and pools; everything else is float32."""
 
@@ -133,11 +137,19 @@ def _require() -> ctypes.CDLL:
 @cache
 def _library() -> ctypes.CDLL | None:
     """The shared object, its functions registered with XLA; None where it is not built."""
-    found = importlib.util.find_spec("jaxpage.native._kernels")
-    if found is None or found.origin is None or not Path(found.origin).is_file():
-        return None
-    library = ctypes.CDLL(found.origin)
-    for name in ("jaxpage_product", "jaxpage_attention"):
-        handler = jax.ffi.pycapsule(getattr(library, name))
-        jax.ffi.register_ffi_target(name, handler, platform="cpu")
+    library = next(_libraries(), None)
+    if library is not None:
+        for name in ("jaxpage_product", "jaxpage_attention"):
+            handler = jax.ffi.pycapsule(getattr(library, name))
+            jax.ffi.register_ffi_target(name, handler, platform="cpu")
     return library
+
+
+def _libraries() -> Iterator[ctypes.CDLL]:
+    """What is built here, then what the installed package has: a checkout runs with that."""
+    for folder in (str(Path(__file__).parent), *(f"{path}/jaxpage/native" for path in sys.path)):
+        found = PathFinder.find_spec("_kernels", [folder])
+        if found is not None and found.origin is not None:
+            library = ctypes.CDLL(found.origin)
+            if library.jaxpage_interface() == INTERFACE:
+                yield library
