@@ -154,12 +154,17 @@ class BeamSearchParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
+        put = object.__setattr__
+        put(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
+        for name in ("beam_width", "max_tokens", "length_penalty"):
+            put(self, name, _plain(getattr(self, name)))
         _whole("beam_width", self.beam_width, 1)
         _whole("max_tokens", self.max_tokens, 1)
         _real("length_penalty", self.length_penalty, -math.inf, math.inf)
-        if self.early_stopping not in (True, False, "never"):
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise _wrong("early_stopping", self.early_stopping, "True, False or 'never'")
+        if not isinstance(self.ignore_eos, bool):
+            raise _wrong("ignore_eos", self.ignore_eos, "True or False")
 
 
 def _wrong(name: str, got: object, wanted: str) -> RequestError:

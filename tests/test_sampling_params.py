@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxpage import RequestError, SamplingParams
+from jaxpage import BeamSearchParams, RequestError, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,34 @@ def test_numbers_of_numpy_are_taken_for_what_they_are() -> None:
         logit_bias={7: 1.5},
     )
     assert type(given.seed) is type(given.stop_token_ids[0]) is int
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"beam_width": True},
+        {"beam_width": 0},
+        {"max_tokens": 0},
+        {"length_penalty": float("nan")},
+        {"early_stopping": 1},  # equal to True, and yet not it
+        {"early_stopping": None},
+        {"ignore_eos": "no"},
+        {"stop_token_ids": [-1]},
+    ],
+    ids=str,
+)
+def test_what_no_beam_search_could_use_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=f"got {next(iter(wrong))}.*, wanted .*; change "):
+        BeamSearchParams(**{"beam_width": 2, "max_tokens": 3, **wrong})
+
+
+def test_beams_take_numbers_of_numpy() -> None:
+    given = BeamSearchParams(beam_width=2, max_tokens=3, length_penalty=0.5, stop_token_ids=(7,))
+    numbers: dict[str, Any] = {
+        "beam_width": np.int64(2),
+        "max_tokens": np.int32(3),
+        "length_penalty": np.float32(0.5),
+        "stop_token_ids": np.array([7]),
+    }
+    assert BeamSearchParams(**numbers) == given
+    assert type(BeamSearchParams(**numbers).beam_width) is int
