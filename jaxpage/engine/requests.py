@@ -40,6 +40,7 @@ class RequestFactory:
     ) -> Request:
         """The checked request. Raises RequestError, or ConfigError for a later feature."""
         params = check_available(params)
+        _check_labels(request_id, priority, cache_salt)
         beam = params if isinstance(params, BeamSearchParams) else None
         if isinstance(params, BeamSearchParams):
             params = SamplingParams(
@@ -57,7 +58,7 @@ class RequestFactory:
             arrival_s=time.monotonic(),
             eos_token_ids=self._eos_token_ids,
             bad_word_ids=self._bad_word_ids(params.bad_words),
-            priority=priority,
+            priority=int(priority),
             cache_salt=cache_salt,
             beam=beam,
         )
@@ -137,6 +138,16 @@ def check_prompts(prompts: object) -> None:
             f"got prompts of type {type(prompts).__name__}, wanted text, token ids or a list of "
             "either; pass the text or the ids themselves"
         )
+
+
+def _check_labels(request_id: object, priority: object, cache_salt: object) -> None:
+    """What requests are kept and ordered by: a wrong one would upset the queue for everybody."""
+    if not isinstance(request_id, str):
+        raise RequestError(f"got request_id={request_id!r}, wanted a string; change it")
+    if not isinstance(priority, Integral) or isinstance(priority, bool):
+        raise RequestError(f"got priority={priority!r}, wanted a whole number; change it")
+    if cache_salt is not None and not isinstance(cache_salt, str):
+        raise RequestError(f"got cache_salt={cache_salt!r}, wanted a string or None; change it")
 
 
 def _check_text(what: str, text: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from jaxpage.config import ModelConfig
@@ -35,3 +38,29 @@ def test_what_is_no_prompt_is_refused(
 def test_what_is_no_list_of_prompts_is_refused(prompts: object) -> None:
     with pytest.raises(RequestError, match="got prompts of type"):
         check_prompts(prompts)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"priority": "high"},
+        {"priority": None},
+        {"priority": float("nan")},
+        {"priority": True},
+        {"cache_salt": 5},
+        {"request_id": 5},
+    ],
+    ids=str,
+)
+def test_what_would_upset_the_queue_is_refused(wrong: dict[str, Any]) -> None:
+    factory = RequestFactory(None, CONFIG, num_token_ids=500, seed=0)
+    fields = {"request_id": "a", "prompt": [1], "params": SamplingParams(), **wrong}
+    with pytest.raises(RequestError, match=f"got {next(iter(wrong))}=.*, wanted .*; "):
+        factory.build(**fields)
+
+
+def test_a_priority_may_be_a_number_of_numpy() -> None:
+    factory = RequestFactory(None, CONFIG, num_token_ids=500, seed=0)
+    priority: Any = np.int64(-3)
+    built = factory.build("a", [1], SamplingParams(), priority=priority)
+    assert built.priority == -3 and type(built.priority) is int
