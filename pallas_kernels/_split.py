@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels._arguments import Pools
+from pallas_kernels._arguments import FlatPool
 from pallas_kernels._compat import call, load, store
 from pallas_kernels._tiles import (
     NO_TOP,
@@ -49,7 +49,7 @@ class Units(NamedTuple):
 
 def attend_units(
     q: Array,
-    pools: Pools,
+    pool: FlatPool,
     units: Units,
     spec: Spec,
     tuning: Tuning,
@@ -60,58 +60,79 @@ def attend_units(
     interpret: bool | None,
 ) -> tuple[Array, Array]:
     """(out [B, N, H], natural log-sum-exp [B, N] float32); 0 and -inf for rows in no unit."""
-    num_rows, num_heads, head_dim = q.shape
+    num_rows, num_heads, _ = q.shape
     is_whole = num_partitions == 1 and units.members is None  # nothing to merge
     part = -(-jnp.max(units.ends - units.starts) // num_partitions)
     part = jnp.maximum(-(-part // spec.block_k) * spec.block_k, tuning.partition_tokens)
     part = part.reshape(1)
-    lines = num_rows * num_partitions * num_heads
-    optional = [array.reshape(-1) for array in (units.members, units.firsts) if array is not None]
-    kernel = _Part(
-        spec=spec,
-        num_rows=num_rows,
-        most_members=1 if units.members is None else units.members.shape[1],
-        has_members=units.members is not None,
-        has_firsts=units.firsts is not None,
-    )
-    out, top, total = call(
-        kernel,
-        q.reshape(-1, head_dim),
-        units.starts,
-        units.ends,
+    parts = _attend_parts(
+        q,
+        pool,
+        units,
         part,
-        *optional,
-        units.tables.reshape(-1),
-        *pools.arrays(),
+        spec=spec,
+        num_partitions=num_partitions,
+        out_dtype=out_dtype if is_whole else jnp.dtype(jnp.float32),
         name=name,
-        grid=(
-            spec.num_kv_heads * spec.tiles_per_head,
-            num_partitions,
-            units.tables.shape[0] * kernel.member_tiles,
-        ),
-        out_shape=[
-            jax.ShapeDtypeStruct((lines, head_dim), out_dtype if is_whole else jnp.float32),
-            jax.ShapeDtypeStruct((lines,), jnp.float32),
-            jax.ShapeDtypeStruct((lines,), jnp.float32),
-        ],
         tuning=tuning,
         interpret=interpret,
     )
     if is_whole:
+        out, top, total = parts
         return out.reshape(q.shape), log_sum_exp(top, total).reshape(num_rows, num_heads)
     merged, lse = call(
-        partial(_merge_parts, num_partitions=num_partitions, head_dim=head_dim),
-        *(out, top, total, units.row_lengths, part),
+        partial(_merge_parts, num_partitions=num_partitions, head_dim=spec.head_dim),
+        *(*parts, units.row_lengths, part),
         name=f"{name}_merge",
         grid=(num_heads, num_rows),
         out_shape=[
-            jax.ShapeDtypeStruct((num_rows * num_heads, head_dim), out_dtype),
+            jax.ShapeDtypeStruct((num_rows * num_heads, spec.head_dim), out_dtype),
             jax.ShapeDtypeStruct((num_rows * num_heads,), jnp.float32),
         ],
         tuning=replace(tuning, num_warps=1, num_stages=1),
         interpret=interpret,
     )
     return merged.reshape(q.shape), lse.reshape(num_rows, num_heads)
+
+
+def _attend_parts(
+    q: Array,
+    pool: FlatPool,
+    units: Units,
+    part: Array,
+    *,
+    spec: Spec,
+    num_partitions: int,
+    out_dtype: jnp.dtype,
+    name: str,
+    tuning: Tuning,
+    interpret: bool | None,
+) -> list[Array]:
+    """[out [B * parts * N, H], the softmax's top and total [B * parts * N]] of `part` tokens."""
+    num_rows, num_heads, head_dim = q.shape
+    lines = num_rows * num_partitions * num_heads
+    optional = [array.reshape(-1) for array in (units.members, units.firsts) if array is not None]
+    kernel = _Part.of(units, spec, num_rows)
+    num_units = units.tables.shape[0]
+    grid = (
+        spec.num_kv_heads * spec.tiles_per_head,
+        num_partitions,
+        num_units * kernel.member_tiles,
+    )
+    inputs = (q.reshape(-1, head_dim), units.starts, units.ends, part, *optional)
+    return call(
+        kernel,
+        *(*inputs, units.tables.reshape(-1), *pool.arrays()),
+        name=name,
+        grid=grid,
+        out_shape=[
+            jax.ShapeDtypeStruct((lines, head_dim), out_dtype),
+            jax.ShapeDtypeStruct((lines,), jnp.float32),
+            jax.ShapeDtypeStruct((lines,), jnp.float32),
+        ],
+        tuning=tuning,
+        interpret=interpret,
+    )
 
 
 @dataclass(frozen=True)
@@ -128,6 +149,16 @@ class _Part:
     most_members: int
     has_members: bool
     has_firsts: bool
+
+    @classmethod
+    def of(cls, units: Units, spec: Spec, num_rows: int) -> _Part:
+        return cls(
+            spec=spec,
+            num_rows=num_rows,
+            most_members=1 if units.members is None else units.members.shape[1],
+            has_members=units.members is not None,
+            has_firsts=units.firsts is not None,
+        )
 
     @property
     def tile_members(self) -> int:
@@ -180,19 +211,13 @@ class _Part:
         return row, live & (row < self.num_rows)
 
 
-def _merge_parts(
-    parts: Any,
-    tops: Any,
-    totals: Any,
-    lengths: Any,
-    part: Any,
-    out: Any,
-    lse: Any,
-    *,
-    num_partitions: int,
-    head_dim: int,
-) -> None:
-    """Merges the live parts of one row and head. Grid: heads, rows."""
+def _merge_parts(*refs: Any, num_partitions: int, head_dim: int) -> None:
+    """Merges the live parts of one row and head. Grid: heads, rows.
+
+    Refs: out, top and total of the parts, row_lengths [B], part [1]; outputs out [B * N, H] and
+    log-sum-exp [B * N].
+    """
+    parts, tops, totals, lengths, part, out, lse = refs
     head, row, num_heads = pl.program_id(0), pl.program_id(1), pl.num_programs(0)
     columns = jnp.arange(power_of_two(head_dim))
     is_column = columns < head_dim

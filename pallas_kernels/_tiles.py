@@ -93,6 +93,15 @@ class Softmax(NamedTuple):
     top: Array  # [R] largest score so far
     total: Array  # [R] sum of weights
 
+    @classmethod
+    def empty(cls, rows: int, width: int) -> Softmax:
+        """Of nothing."""
+        return cls(
+            jnp.zeros((rows, width), jnp.float32),
+            jnp.full((rows,), NO_TOP, jnp.float32),
+            jnp.zeros((rows,), jnp.float32),
+        )
+
     def normalised(self) -> Array:
         """acc over total; exactly 0 where nothing was seen."""
         return (
@@ -144,7 +153,6 @@ def attend(
 
     Query r sees tokens first[r] .. last[r] of those; None: no such limit.
     """
-    rows = q.shape[0]
 
     def add_tile(index: Array, state: Softmax) -> Softmax:
         token = start + index * spec.block_k + jnp.arange(spec.block_k)
@@ -156,12 +164,7 @@ def attend(
             scores *= load(pool.k_scales.at[pool_row], mask=live, other=0.0)[None, :]
         if spec.soft_cap is not None:
             scores = jnp.tanh(scores * (1 / spec.soft_cap)) * spec.soft_cap
-        seen = live[None, :]
-        if first is not None:
-            seen &= token[None, :] >= first[:, None]
-        if last is not None:
-            seen &= token[None, :] <= last[:, None]
-        scores = jnp.where(seen, scores * LOG2_E, MASKED)
+        scores = jnp.where(_seen(token, live, first, last), scores * LOG2_E, MASKED)
         top = jnp.maximum(state.top, scores.max(axis=1))
         weights = jnp.exp2(scores - top[:, None])
         fade = jnp.exp2(state.top - top)
@@ -171,18 +174,23 @@ def attend(
         added = _product(weights.astype(v.dtype), v, 0)
         return Softmax(state.acc * fade[:, None] + added, top, total)
 
-    empty = Softmax(
-        jnp.zeros((rows, spec.width), jnp.float32),
-        jnp.full((rows,), NO_TOP, jnp.float32),
-        jnp.zeros((rows,), jnp.float32),
-    )
     num_tiles = lax.div(jnp.maximum(end - start, 0) + (spec.block_k - 1), jnp.int32(spec.block_k))
-    return lax.fori_loop(0, num_tiles, add_tile, empty)
+    return lax.fori_loop(0, num_tiles, add_tile, Softmax.empty(q.shape[0], spec.width))
 
 
 def power_of_two(number: int) -> int:
     """The smallest power of two that is at least `number` and a tile."""
     return max(SMALLEST_TILE, 1 << (number - 1).bit_length())
+
+
+def _seen(token: Array, live: Array, first: Array | None, last: Array | None) -> Array:
+    """Which tokens of the tile each query sees: [1 or R, block_k]."""
+    seen = live[None, :]
+    if first is not None:
+        seen &= token[None, :] >= first[:, None]
+    if last is not None:
+        seen &= token[None, :] <= last[:, None]
+    return seen
 
 
 def _pool_rows(

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels import _arguments
+from pallas_kernels._arguments import Pool, Scoring
 from pallas_kernels._compat import local_target
 from pallas_kernels._split import Units, attend_units
-from pallas_kernels.config import Tuning, choose, num_partitions
+from pallas_kernels.config import Tuning, num_partitions
 
 
 def paged_decode_attention(
@@ -43,88 +44,44 @@ def paged_decode_attention(
     `interpret` None: compiled on NVIDIA GPUs, interpreted elsewhere. ValueError for arrays that do
     not fit together.
     """
-    _arguments.check(
-        q,
-        k_pool,
-        v_pool,
-        k_scales,
-        v_scales,
-        block_tables=block_tables,
-        lengths=(context_lens,),
-        sliding_window=sliding_window,
-    )
-    if tuning is None:
-        tuning = choose(
-            "decode",
-            dtype=q.dtype.name,
-            kv_dtype=k_pool.dtype.name,
-            head_dim=q.shape[2],
-            group=q.shape[1] // k_pool.shape[2],
-            target=local_target(),
-        )
+    pool = Pool(k_pool, v_pool, k_scales, v_scales)
+    scoring = Scoring(scale, sliding_window, soft_cap)
+    _arguments.check(q, pool, block_tables, (context_lens,), scoring)
     out, lse = _decode(
         q,
-        k_pool,
-        v_pool,
+        pool,
         block_tables,
         context_lens,
-        k_scales,
-        v_scales,
-        scale=scale,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
-        tuning=tuning,
+        scoring=scoring,
+        tuning=tuning or _arguments.choose_for("decode", q, pool),
         num_multiprocessors=local_target().num_multiprocessors,
         interpret=interpret,
     )
     return (out, lse) if return_lse else out
 
 
-@partial(
-    jax.jit,
-    static_argnames=(
-        "scale",
-        "sliding_window",
-        "soft_cap",
-        "tuning",
-        "num_multiprocessors",
-        "interpret",
-    ),
-)
+@partial(jax.jit, static_argnames=("scoring", "tuning", "num_multiprocessors", "interpret"))
 def _decode(
     q: Array,
-    k_pool: Array,
-    v_pool: Array,
+    pool: Pool,
     block_tables: Array,
     context_lens: Array,
-    k_scales: Array | None,
-    v_scales: Array | None,
     *,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
+    scoring: Scoring,
     tuning: Tuning,
     num_multiprocessors: int,
     interpret: bool | None,
 ) -> tuple[Array, Array]:
-    spec = _arguments.make_spec(
-        q,
-        k_pool,
-        block_tables,
-        tuning,
-        most_rows=q.shape[1] // k_pool.shape[2],
-        scale=scale,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
-    )
+    group = q.shape[1] // pool.k.shape[2]
+    spec = _arguments.make_spec(q, pool, block_tables, scoring, tuning, most_rows=group)
     capacity = spec.table_width * spec.block_size
     starts = jnp.zeros_like(context_lens)
-    if sliding_window is not None:
-        capacity = min(capacity, sliding_window)
-        starts = jnp.maximum(context_lens - sliding_window, 0)
+    if scoring.sliding_window is not None:
+        capacity = min(capacity, scoring.sliding_window)
+        starts = jnp.maximum(context_lens - scoring.sliding_window, 0)
     return attend_units(
         q,
-        _arguments.flatten(k_pool, v_pool, k_scales, v_scales),
+        _arguments.flatten(pool),
         Units(block_tables, starts, context_lens, context_lens - starts),
         spec,
         tuning,

@@ -16,10 +16,10 @@ from jax import Array
 from jax.experimental import pallas as pl
 
 from pallas_kernels import _arguments
-from pallas_kernels._arguments import Pools
-from pallas_kernels._compat import call, load, local_target, store
+from pallas_kernels._arguments import Pool, Scoring
+from pallas_kernels._compat import call, load, store
 from pallas_kernels._tiles import NOWHERE, PoolRefs, Spec, attend, tile_rows
-from pallas_kernels.config import Tuning, choose
+from pallas_kernels.config import Tuning
 
 
 def paged_prefill_attention(
@@ -46,38 +46,17 @@ def paged_prefill_attention(
     one query is a decode row, a row of none is legal, and what lies beyond the last entry is
     padding, whose result is exactly 0. The rest is as in `paged_decode_attention`.
     """
-    _arguments.check(
-        q,
-        k_pool,
-        v_pool,
-        k_scales,
-        v_scales,
-        block_tables=block_tables,
-        lengths=(context_lens, query_starts),
-        sliding_window=sliding_window,
-    )
-    if tuning is None:
-        tuning = choose(
-            "prefill",
-            dtype=q.dtype.name,
-            kv_dtype=k_pool.dtype.name,
-            head_dim=q.shape[2],
-            group=q.shape[1] // k_pool.shape[2],
-            target=local_target(),
-        )
+    pool = Pool(k_pool, v_pool, k_scales, v_scales)
+    scoring = Scoring(scale, sliding_window, soft_cap)
+    _arguments.check(q, pool, block_tables, (context_lens, query_starts), scoring)
     out, lse = _prefill(
         q,
-        k_pool,
-        v_pool,
+        pool,
         block_tables,
         context_lens,
         query_starts,
-        k_scales,
-        v_scales,
-        scale=scale,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
-        tuning=tuning,
+        scoring=scoring,
+        tuning=tuning or _arguments.choose_for("prefill", q, pool),
         interpret=interpret,
     )
     return (out, lse) if return_lse else out
@@ -92,45 +71,28 @@ class _Tiles(NamedTuple):
     lengths: Array  # [B + 1] context_lens and 0
 
 
-@partial(
-    jax.jit,
-    static_argnames=("scale", "sliding_window", "soft_cap", "tuning", "interpret"),
-)
+@partial(jax.jit, static_argnames=("scoring", "tuning", "interpret"))
 def _prefill(
     q: Array,
-    k_pool: Array,
-    v_pool: Array,
+    pool: Pool,
     block_tables: Array,
     context_lens: Array,
     query_starts: Array,
-    k_scales: Array | None,
-    v_scales: Array | None,
     *,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
+    scoring: Scoring,
     tuning: Tuning,
     interpret: bool | None,
 ) -> tuple[Array, Array]:
     num_tokens, num_heads, head_dim = q.shape
-    spec = _arguments.make_spec(
-        q,
-        k_pool,
-        block_tables,
-        tuning,
-        most_rows=num_tokens * (num_heads // k_pool.shape[2]),
-        scale=scale,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
-    )
-    pools: Pools = _arguments.flatten(k_pool, v_pool, k_scales, v_scales)
+    most_rows = num_tokens * (num_heads // pool.k.shape[2])
+    spec = _arguments.make_spec(q, pool, block_tables, scoring, tuning, most_rows=most_rows)
     tiles = _cut(context_lens, query_starts, num_tokens, spec.query_rows // spec.tile_heads)
     out, lse = call(
         partial(_attend_tile, spec=spec),
         q.reshape(-1, head_dim),
         *tiles,
         block_tables.reshape(-1),
-        *pools.arrays(),
+        *_arguments.flatten(pool).arrays(),
         name="paged_prefill",
         grid=(spec.num_kv_heads * spec.tiles_per_head, tiles.row.shape[0]),
         out_shape=[
@@ -157,20 +119,14 @@ def _cut(context_lens: Array, query_starts: Array, num_tokens: int, tile: int) -
     return _Tiles(row, (index - (ends - tiles)[own]) * tile, starts, lengths)
 
 
-def _attend_tile(
-    q: Any,
-    tile_row: Any,
-    tile_first: Any,
-    starts: Any,
-    lengths: Any,
-    tables: Any,
-    *refs: Any,
-    spec: Spec,
-) -> None:
+def _attend_tile(q: Any, *refs: Any, spec: Spec) -> None:
     """The kernel of one tile. Grid: query tiles of all KV heads, tiles of tokens, last ones first
     (they have the most to read).
+
+    Refs: q [T * N, H], the fields of _Tiles, the tables, the pool; outputs out [T * N, H] and
+    log-sum-exp [T * N].
     """
-    *pool, out, lse = refs
+    tile_row, tile_first, starts, lengths, tables, *pool, out, lse = refs
     tile = pl.num_programs(1) - 1 - pl.program_id(1)
     num_rows = lengths.shape[0] - 1  # without padding's
     is_tile = tile_row[tile] <= num_rows

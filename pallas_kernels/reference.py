@@ -81,14 +81,9 @@ def paged_prefill_attention(
     scores = jnp.einsum("tnh,tsnh->tns", q.astype(jnp.float32), k, precision=EXACT) * scale
     if soft_cap is not None:
         scores = jnp.tanh(scores / soft_cap) * soft_cap
-    seen = seen[:, None, :]
-    top = jnp.max(scores, axis=-1, where=seen, initial=-1e30)
-    weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0)
-    total = weights.sum(-1)
-    divisor = jnp.where(total > 0, total, 1)
-    out = jnp.einsum("tns,tsnh->tnh", weights, v, precision=EXACT) / divisor[..., None]
+    weights, lse = _softmax(scores, seen[:, None, :])
+    out = jnp.einsum("tns,tsnh->tnh", weights, v, precision=EXACT)
     out = jnp.where(is_live[:, None, None], out, 0).astype(q.dtype)
-    lse = jnp.where(total > 0, top + jnp.log(divisor), -jnp.inf)
     return (out, lse) if return_lse else out
 
 
@@ -153,6 +148,16 @@ def write_kv(
                 pool = pool.at[slot // size, slot % size].set(tokens[token].astype(pool.dtype))
         written[name] = pool
     return KVPool(**written)
+
+
+def _softmax(scores: Array, seen: Array) -> tuple[Array, Array]:
+    """(weights [T, N, M * S], natural log-sum-exp [T, N]); 0 and -inf where nothing is seen."""
+    top = jnp.max(scores, axis=-1, where=seen, initial=-1e30)
+    weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0)
+    total = weights.sum(-1)
+    divisor = jnp.where(total > 0, total, 1)
+    lse = jnp.where(total > 0, top + jnp.log(divisor), -jnp.inf)
+    return weights / divisor[..., None], lse
 
 
 def _rows(pool: Array, scales: Array | None, tables: Array) -> Array:

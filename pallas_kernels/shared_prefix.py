@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels import _arguments
+from pallas_kernels._arguments import Pool, Scoring
 from pallas_kernels._compat import local_target
 from pallas_kernels._split import Units, attend_units
-from pallas_kernels.config import Tuning, choose, num_partitions
+from pallas_kernels.config import Tuning, num_partitions
 from pallas_kernels.merge import merge_partials
 
 
@@ -47,42 +48,20 @@ def shared_prefix_decode_attention(
     0 for an empty group. They are read through the table of the group's first row. Rows in no
     group are plain decode rows. `tunings`: of the prefix and of the tails.
     """
-    _arguments.check(
-        q,
-        k_pool,
-        v_pool,
-        k_scales,
-        v_scales,
-        block_tables=block_tables,
-        lengths=(context_lens, group_rows, prefix_lens),
-        sliding_window=sliding_window,
-    )
+    pool = Pool(k_pool, v_pool, k_scales, v_scales)
+    scoring = Scoring(scale, sliding_window, soft_cap)
+    _arguments.check(q, pool, block_tables, (context_lens, group_rows, prefix_lens), scoring)
     if tunings is None:
-        prefix, tail = (
-            choose(
-                kind,
-                dtype=q.dtype.name,
-                kv_dtype=k_pool.dtype.name,
-                head_dim=q.shape[2],
-                group=q.shape[1] // k_pool.shape[2],
-                target=local_target(),
-            )
-            for kind in ("shared_prefix", "decode")
-        )
-        tunings = (prefix, tail)
+        of_prefix = _arguments.choose_for("shared_prefix", q, pool)
+        tunings = (of_prefix, _arguments.choose_for("decode", q, pool))
     out, lse = _decode(
         q,
-        k_pool,
-        v_pool,
+        pool,
         block_tables,
         context_lens,
         group_rows,
         prefix_lens,
-        k_scales,
-        v_scales,
-        scale=scale,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
+        scoring=scoring,
         tunings=tunings,
         num_multiprocessors=local_target().num_multiprocessors,
         interpret=interpret,
@@ -90,80 +69,77 @@ def shared_prefix_decode_attention(
     return (out, lse) if return_lse else out
 
 
-@partial(
-    jax.jit,
-    static_argnames=(
-        "scale",
-        "sliding_window",
-        "soft_cap",
-        "tunings",
-        "num_multiprocessors",
-        "interpret",
-    ),
-)
+@partial(jax.jit, static_argnames=("scoring", "tunings", "num_multiprocessors", "interpret"))
 def _decode(
     q: Array,
-    k_pool: Array,
-    v_pool: Array,
+    pool: Pool,
     block_tables: Array,
     context_lens: Array,
     group_rows: Array,
     prefix_lens: Array,
-    k_scales: Array | None,
-    v_scales: Array | None,
     *,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
+    scoring: Scoring,
     tunings: tuple[Tuning, Tuning],
     num_multiprocessors: int,
     interpret: bool | None,
 ) -> tuple[Array, Array]:
-    pools = _arguments.flatten(k_pool, v_pool, k_scales, v_scales)
-    group = q.shape[1] // k_pool.shape[2]
     firsts = None
-    if sliding_window is not None:
-        firsts = jnp.maximum(context_lens - sliding_window, 0)
-    prefixes, tails = _units(block_tables, context_lens, group_rows, prefix_lens, firsts)
-    results = []
-    for name, units, tuning in (
-        ("shared_prefix", prefixes, tunings[0]),
-        ("paged_decode", tails, tunings[1]),
-    ):
-        members = 1 if units.members is None else group_rows.shape[1]
-        spec = _arguments.make_spec(
+    if scoring.sliding_window is not None:
+        firsts = jnp.maximum(context_lens - scoring.sliding_window, 0)
+    both = _units(block_tables, context_lens, group_rows, prefix_lens, firsts)
+    results = [
+        _attend(
             q,
-            k_pool,
-            block_tables,
+            pool,
+            units,
+            scoring,
             tuning,
-            most_rows=members * group,
-            scale=scale,
-            sliding_window=sliding_window,
-            soft_cap=soft_cap,
+            num_multiprocessors=num_multiprocessors,
+            name=name,
+            interpret=interpret,
         )
-        tile_members = spec.query_rows // spec.tile_heads
-        tiles = spec.num_kv_heads * spec.tiles_per_head * -(-members // tile_members)
-        partitions = num_partitions(
+        for name, units, tuning in zip(
+            ("shared_prefix", "paged_decode"), both, tunings, strict=True
+        )
+    ]
+    outs, lses = zip(*results, strict=True)
+    out, lse = merge_partials(outs, lses)
+    return out.astype(q.dtype), lse
+
+
+def _attend(
+    q: Array,
+    pool: Pool,
+    units: Units,
+    scoring: Scoring,
+    tuning: Tuning,
+    *,
+    num_multiprocessors: int,
+    name: str,
+    interpret: bool | None,
+) -> tuple[Array, Array]:
+    """(out [B, N, H], log-sum-exp [B, N]) of the prefixes or of the tails, float32."""
+    members = 1 if units.members is None else units.members.shape[1]
+    group = q.shape[1] // pool.k.shape[2]
+    spec = _arguments.make_spec(q, pool, units.tables, scoring, tuning, most_rows=members * group)
+    tile_members = spec.query_rows // spec.tile_heads
+    tiles = spec.num_kv_heads * spec.tiles_per_head * -(-members // tile_members)
+    return attend_units(
+        q,
+        _arguments.flatten(pool),
+        units,
+        spec,
+        tuning,
+        num_partitions=num_partitions(
             programs=units.tables.shape[0] * tiles,
             capacity_tokens=spec.table_width * spec.block_size,
             tuning=tuning,
             num_multiprocessors=num_multiprocessors,
-        )
-        result = attend_units(
-            q,
-            pools,
-            units,
-            spec,
-            tuning,
-            num_partitions=partitions,
-            out_dtype=jnp.float32,
-            name=name,
-            interpret=interpret,
-        )
-        results.append(result)
-    outs, lses = zip(*results, strict=True)
-    out, lse = merge_partials(outs, lses)
-    return out.astype(q.dtype), lse
+        ),
+        out_dtype=jnp.dtype(jnp.float32),
+        name=name,
+        interpret=interpret,
+    )
 
 
 def _units(
