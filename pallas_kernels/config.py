@@ -1,7 +1,7 @@
 """How large a kernel's tiles are and how far it splits: the only place that knows cards.
 
-The numbers are what compiled best for each card (registers, spills, shared memory); a kernel is
-right with any of them.
+The numbers were chosen from what the compiler reports (registers, spills, shared memory), not by
+timing on a card; a kernel is right with any of them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ _SHAPES: dict[tuple[str, str, str], tuple[int, int, int, int]] = {
     ("shared_prefix", "float32", "sm_80"): (16, 16, 4, 3),
     ("shared_prefix", "float32", "sm_90"): (16, 16, 4, 3),
 }
-"""By kind, numbers and generation: what `python -m pallas_kernels.check --tune` ranked first."""
+"""By kind, numbers and generation: chosen from compile reports, as `python -m pallas_kernels.check`
+prints them. Its --tune compares candidates by a model; no card has timed a row of this table."""
 
 
 def choose(

@@ -54,41 +54,10 @@ def gather(card: Card, *, modules: list[str], fault: str | None) -> list[Program
 
 def describe(program: Program, compiled: Compiled, card: Card) -> dict[str, Any]:
     """What is reported of a program, as JSON."""
-    kernels = []
-    attention_s = 0.0
-    for name, kernel in compiled.kernels.items():
-        inner = program.kernels.get(name)
-        resident, share = occupancy(kernel, card)
-        row = {
-            "name": name,
-            "launches": kernel.num_launches,
-            "grid": kernel.grid,
-            "threads": kernel.threads,
-            "registers": kernel.usage.registers,
-            "spill_bytes": kernel.usage.spill_bytes,
-            "shared_bytes": kernel.shared_bytes,
-            "resident": resident,
-            "occupancy": share,
-            "loop_instructions": kernel.code.loop_instructions,
-            "loop_wide_loads": kernel.code.loop_wide_loads,
-            "loop_word_loads": kernel.code.loop_word_loads,
-            "loop_half_loads": kernel.code.loop_half_loads,
-            "loop_odd_loads": kernel.code.loop_odd_loads,
-            "loop_matrix": kernel.code.loop_matrix,
-            "atomics": kernel.code.num_atomics,
-            "is_attention": inner is not None,
-        }
-        if inner is not None:
-            cost = predict(kernel, inner, card)
-            attention_s += kernel.num_launches * cost.total_s
-            row |= {
-                "memory_us": cost.memory_s * 1e6,
-                "issue_us": cost.issue_s * 1e6,
-                "matrix_us": cost.matrix_s * 1e6,
-                "predicted_us": cost.total_s * 1e6,
-                "floor_us": cost.floor_s * 1e6,
-            }
-        kernels.append(row)
+    kernels = [_describe_kernel(program, compiled, name, card) for name in compiled.kernels]
+    attention_us = sum(
+        kernel["launches"] * kernel["predicted_us"] for kernel in kernels if kernel["is_attention"]
+    )
     return {
         "program": program.name,
         "is_step": program.is_step,
@@ -101,11 +70,46 @@ def describe(program: Program, compiled: Compiled, card: Card) -> dict[str, Any]
         "temp_bytes": compiled.temp_bytes,
         "copies": len(compiled.copies),
         "compile_s": compiled.compile_s,
-        **_step_time(program, compiled, card, attention_s),
+        **_step_time(program, compiled, card, attention_us * 1e-6),
         "breaches": [
             {"rule": breach.rule, "what": breach.what}
             for breach in breaches(program, compiled, card)
         ],
+    }
+
+
+def _describe_kernel(program: Program, compiled: Compiled, name: str, card: Card) -> dict[str, Any]:
+    """What is reported of one of its kernels; times only of those that the program knows."""
+    kernel, inner = compiled.kernels[name], program.kernels.get(name)
+    resident, share = occupancy(kernel, card)
+    row = {
+        "name": name,
+        "launches": kernel.num_launches,
+        "grid": kernel.grid,
+        "threads": kernel.threads,
+        "registers": kernel.usage.registers,
+        "spill_bytes": kernel.usage.spill_bytes,
+        "shared_bytes": kernel.shared_bytes,
+        "resident": resident,
+        "occupancy": share,
+        "loop_instructions": kernel.code.loop_instructions,
+        "loop_wide_loads": kernel.code.loop_wide_loads,
+        "loop_word_loads": kernel.code.loop_word_loads,
+        "loop_half_loads": kernel.code.loop_half_loads,
+        "loop_odd_loads": kernel.code.loop_odd_loads,
+        "loop_matrix": kernel.code.loop_matrix,
+        "atomics": kernel.code.num_atomics,
+        "is_attention": inner is not None,
+    }
+    if inner is None:
+        return row
+    cost = predict(kernel, inner, card)
+    return row | {
+        "memory_us": cost.memory_s * 1e6,
+        "issue_us": cost.issue_s * 1e6,
+        "matrix_us": cost.matrix_s * 1e6,
+        "predicted_us": cost.total_s * 1e6,
+        "floor_us": cost.floor_s * 1e6,
     }
 
 
