@@ -7,7 +7,7 @@ no merging). The blocks are read through the table of the group's first row.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -31,6 +31,17 @@ TILE_ROWS = 16
 """Rows whose queries are stacked; a group's last tile is padded to it."""
 
 
+class _Tiles(NamedTuple):
+    """The rows of all groups, cut into tiles.
+
+    groups [[0, 1, 2], [3, 4, 5]], B = 5, tiles of 2: group 0 takes tiles 0 and 1, group 1 tile 2.
+    """
+
+    rows: Array  # [G, R + tile] the groups' rows; B: none
+    counts: Array  # [G] tiles of each group
+    ends: Array  # [G] the first tile behind each group's
+
+
 def attend_prefixes(
     q: Float[Array, "B N H"], layer_kv: LayerKV, step: StepInput, *, sliding_window: int | None
 ) -> tuple[Int[Array, "B"], Softmax | None]:
@@ -43,36 +54,20 @@ def attend_prefixes(
         return jnp.zeros(num_rows, jnp.int32), None
     _, block_size, num_kv_heads, _ = layer_kv.k.shape
     blocks = chunk_blocks(CHUNK_TOKENS, block_size, step.block_tables.shape[1])
-    size = blocks * block_size
     tables = whole_chunks(step.block_tables, blocks)
     tile = min(TILE_ROWS, num_rows)
-    group_rows = jnp.pad(step.group_rows, ((0, 0), (0, tile)), constant_values=num_rows)
-    counts = (step.group_rows < num_rows).sum(1, dtype=jnp.int32)
-    tiles = jnp.where(step.prefix_lens > 0, (counts + tile - 1) // tile, 0)
-    tile_ends = jnp.cumsum(tiles)
+    tiles = _cut(step.group_rows, step.prefix_lens, num_rows, tile)
 
     def add_tile(index: Array, state: Softmax) -> Softmax:
-        group = jnp.searchsorted(tile_ends, index, side="right")
-        skipped = (index - tile_ends[group] + tiles[group]) * tile
-        rows = lax.dynamic_slice(group_rows, (group, skipped), (1, tile))[0]
-        end = step.prefix_lens[group]
+        group = jnp.searchsorted(tiles.ends, index, side="right")
+        skipped = (index - tiles.ends[group] + tiles.counts[group]) * tile
+        rows = lax.dynamic_slice(tiles.rows, (group, skipped), (1, tile))[0]
         position = step.context_lens.at[rows].get(mode="fill", fill_value=2**30) - 1
         starts = first_seen(position, sliding_window)  # beyond the end for padding
         queries = q.at[rows].get(mode="fill", fill_value=0)
         queries = queries.reshape(tile, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
-
-        def add_chunk(chunk: Array, part: Softmax) -> Softmax:
-            at = (group_rows[group, 0], chunk * blocks)
-            ids = lax.dynamic_slice(tables, at, (1, blocks))[0]
-            key = chunk * size + jnp.arange(size)
-            live = (key < end) & (key >= starts.min())
-            k, v = heads_first(*gather(layer_kv, ids, live), 1)  # [K, size, H]
-            seen = live[None] & (key[None] >= starts[:, None])
-            scores = jnp.einsum("kgth,ksh->kgts", queries, k, precision=EXACT)
-            return part.add(scores, seen[None, None], "kgts,ksh->kgth", v)
-
-        part = Softmax.empty(*queries.shape)
-        part = lax.fori_loop(starts.min() // size, (end + size - 1) // size, add_chunk, part)
+        table, end = tables[tiles.rows[group, 0]], step.prefix_lens[group]
+        part = _attend_tile(queries, layer_kv, table, starts, end, blocks=blocks)
         top, total, acc = (jnp.moveaxis(leaf, 2, 0) for leaf in part)
         return Softmax(
             state.top.at[rows].set(top, mode="drop"),
@@ -81,7 +76,33 @@ def attend_prefixes(
         )
 
     none = Softmax.empty(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    shared = lax.fori_loop(0, tile_ends[-1], add_tile, none)
+    shared = lax.fori_loop(0, tiles.ends[-1], add_tile, none)
     lens = jnp.broadcast_to(step.prefix_lens[:, None], step.group_rows.shape)
     begin = jnp.zeros(num_rows, jnp.int32).at[step.group_rows].set(lens, mode="drop")
     return begin, shared
+
+
+def _cut(group_rows: Array, prefix_lens: Array, num_rows: int, tile: int) -> _Tiles:
+    padded = jnp.pad(group_rows, ((0, 0), (0, tile)), constant_values=num_rows)
+    counts = (group_rows < num_rows).sum(1, dtype=jnp.int32)
+    counts = jnp.where(prefix_lens > 0, (counts + tile - 1) // tile, 0)
+    return _Tiles(padded, counts, jnp.cumsum(counts))
+
+
+def _attend_tile(
+    queries: Array, layer_kv: LayerKV, table: Array, starts: Array, end: Array, *, blocks: int
+) -> Softmax:
+    """Of queries [K, N / K, tile, H] that see tokens starts[i] .. end - 1 of the table [M]."""
+    size = blocks * layer_kv.k.shape[1]
+
+    def add_chunk(chunk: Array, part: Softmax) -> Softmax:
+        ids = lax.dynamic_slice(table, (chunk * blocks,), (blocks,))
+        key = chunk * size + jnp.arange(size)
+        live = (key < end) & (key >= starts.min())
+        k, v = heads_first(*gather(layer_kv, ids, live), 1)  # [K, size, H]
+        seen = live[None] & (key[None] >= starts[:, None])
+        scores = jnp.einsum("kgth,ksh->kgts", queries, k, precision=EXACT)
+        return part.add(scores, seen[None, None], "kgts,ksh->kgth", v)
+
+    part = Softmax.empty(*queries.shape)
+    return lax.fori_loop(starts.min() // size, (end + size - 1) // size, add_chunk, part)

@@ -93,9 +93,7 @@ class LLM:
             num_blocks=settings.num_blocks,
             kv_memory=settings.kv_memory,
             most_tokens=engine.max_num_seqs * engine.max_model_len,
-            num_swap_blocks=settings.swap_blocks
-            if settings.preemption == "swap"
-            else settings.swap_blocks or 0,
+            num_swap_blocks=settings.num_swap_blocks,
         )
         num_token_ids = config.vocab_size
         if self.tokenizer is not None:
