@@ -6,6 +6,7 @@ and blocks that have left a sliding window have given way to the null block.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -63,6 +64,13 @@ class Case:
         """(the first row of the row's group, tokens it shares with it)."""
         return next(((rows[0], n) for rows, n in self.groups if row in rows), (row, 0))
 
+    def oldest_kept(self, row: int) -> int:
+        """The first token whose block the row still holds, whatever left its window."""
+        if self.window is None or self.groups:
+            return 0
+        context, fed = self.rows[row]
+        return max(0, context - fed + 1 - self.window)
+
     @property
     def num_tokens(self) -> int:
         tokens = sum(fed for _, fed in self.rows) + self.spare_tokens + self.num_padding_decodes
@@ -100,6 +108,7 @@ def build(case: Case) -> Problem:
     num_pool_blocks = sum(num_blocks) + 3
     pool_shape = (num_pool_blocks, size, case.num_kv_heads, case.head_dim)
     pools = np.full((2, *pool_shape), np.nan)
+    by_slot = pools.reshape(2, -1, *pool_shape[2:])
     step = _padding_step(case, width, first_dead_slot=num_pool_blocks * size, rng=rng)
     q = rng.standard_normal((case.num_tokens, case.num_kv_heads * case.group, case.head_dim))
     kv = rng.standard_normal((2, case.num_tokens, case.num_kv_heads, case.head_dim))
@@ -117,25 +126,16 @@ def build(case: Case) -> Problem:
         queries, history = _row_numbers(case, row)
         q[first:end], kv[:, first:end] = queries, history[:, context - fed :]
         expected[first:end] = dense_attention(case, queries, history)
-        blocks = np.array([next(free) for _ in range(num_blocks[row])], np.int32)
-        leader, shared = case.leader(row)
-        if leader != row:
-            blocks[: shared // size] = step.block_tables[leader, : shared // size]
+        blocks = _blocks(case, row, free, step.block_tables)
         slots = (blocks[:, None] * size + np.arange(size)).reshape(-1)[:context]
-        for pool, past in zip(pools, history, strict=True):
-            pool.reshape(-1, *pool_shape[2:])[slots[: context - fed]] = past[: context - fed]
-        is_kept = case.window is None or bool(case.groups)
-        oldest = 0 if is_kept else max(0, context - fed + 1 - (case.window or 0))
-        pools.reshape(2, -1, *pool_shape[2:])[:, slots[: min(oldest, context - fed)]] = np.nan
+        oldest = case.oldest_kept(row)
+        by_slot[:, slots[oldest : context - fed]] = history[:, oldest : context - fed]
         blocks[: oldest // size] = 0
         step.block_tables[place, : len(blocks)] = blocks
         step.positions[first:end] = np.arange(context - fed, context)
         step.slots[first:end] = slots[context - fed :]
         step.context_lens[place] = context
         step.query_starts[place + 1 :] = end
-    for group, (rows, shared) in enumerate(case.groups):
-        step.group_rows[group, : len(rows)] = rows
-        step.prefix_lens[group] = shared
     if case.is_decode:
         step.query_starts[:] = np.minimum(np.arange(case.num_rows + 1), len(case.rows))
     q, k, v = (_rounded(array, case.dtype) for array in (q, *kv))
@@ -211,6 +211,16 @@ def _row_numbers(case: Case, row: int) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
+def _blocks(case: Case, row: int, free: Iterator[int], tables: Any) -> np.ndarray:
+    """Blocks of the row's tokens: new ones, after those that it shares with its leader."""
+    size = case.block_size
+    blocks = np.array([next(free) for _ in range(-(-case.rows[row][0] // size))], np.int32)
+    leader, shared = case.leader(row)
+    if leader != row:
+        blocks[: shared // size] = tables[leader, : shared // size]
+    return blocks
+
+
 def _rounded(array: np.ndarray, dtype: str) -> jax.Array:
     return jnp.asarray(array, jnp.float32).astype(dtype)
 
@@ -218,8 +228,13 @@ def _rounded(array: np.ndarray, dtype: str) -> jax.Array:
 def _padding_step(
     case: Case, width: int, *, first_dead_slot: int, rng: np.random.Generator
 ) -> StepInput:
-    """A step of padding whose tables are rubbish: live ids, ids beyond the pool."""
+    """The case's groups and padding, with tables of rubbish: live ids, ids beyond the pool."""
     rows, tokens = case.num_rows, case.num_tokens
+    group_rows = np.full((len(case.groups) + 1, rows), rows, np.int32)
+    prefix_lens = np.zeros(len(case.groups) + 1, np.int32)
+    for group, (members, shared) in enumerate(case.groups):
+        group_rows[group, : len(members)] = members
+        prefix_lens[group] = shared
     rubbish = rng.choice([0, 1, 2, 10**6], (rows, width)).astype(np.int32)
     return StepInput(
         tokens=np.zeros(tokens, np.int32),
@@ -231,7 +246,7 @@ def _padding_step(
         token_source=np.zeros(rows, np.int32),
         prompt_lens=np.zeros(rows, np.int32),
         logit_index=np.zeros(rows, np.int32),
-        group_rows=np.full((len(case.groups) + 1, rows), rows, np.int32) if case.groups else None,
-        prefix_lens=np.zeros(len(case.groups) + 1, np.int32) if case.groups else None,
+        group_rows=group_rows if case.groups else None,
+        prefix_lens=prefix_lens if case.groups else None,
         num_decode_rows=case.num_decode_rows,
     )

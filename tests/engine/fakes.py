@@ -10,8 +10,9 @@ from jaxpage.engine.engine import LLMEngine
 from jaxpage.engine.requests import RequestFactory
 from jaxpage.host.plan import StepPlan, StepResult
 from jaxpage.host.scheduler import Scheduler
+from jaxpage.outputs import RequestOutput
 from jaxpage.sampling_params import SamplingParams
-from tests.host.fake import VOCAB, FakeDevice
+from tests.host.fake import VOCAB, FakeDevice, next_token
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"[:VOCAB]
 EOS = VOCAB - 1
@@ -94,3 +95,20 @@ class StubEngine(LLMEngine):
         settings = {"temperature": 0.0, "seed": 0, "max_tokens": 12, "ignore_eos": True, **params}
         self.add_request(name, prompt, SamplingParams(**settings))  # pyright: ignore[reportArgumentType]  # any field
         self.device.fake.add(self._live[name].request)
+
+
+def said(prompt: str, count: int) -> str:
+    """What the fake model answers."""
+    tokens = [LETTERS.index(letter) for letter in prompt]
+    for _ in range(count):
+        tokens.append(next_token(tokens, 0))
+    return "".join(LETTERS[token] for token in tokens[len(prompt) :])
+
+
+def run(engine: StubEngine) -> dict[str, list[RequestOutput]]:
+    """Every snapshot of every request."""
+    news: dict[str, list[RequestOutput]] = {}
+    while engine.has_unfinished:
+        for output in engine.step():
+            news.setdefault(output.request_id, []).append(output)
+    return news

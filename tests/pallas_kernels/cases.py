@@ -72,16 +72,13 @@ def draw(setting: Setting, seed: int, wrong: Wrong = Wrong()) -> Draw:
             token = starts[row] + index if setting.kind == "prefill" else row
             end = context - fed[row] + index + 1
             k, v = (pool.reshape(-1, *pool.shape[2:])[slots] for pool in exact)
-            expected[token], lse[token] = _attend(setting, q[token], k, v, end, wrong)
+            expected[token], lse[token] = _attend(setting, q[token], k, v, end=end, wrong=wrong)
     k, v = (_poisoned(pool, live) for pool in pools)
     arguments = [_array(q, setting.dtype), k, v, _int(tables), _int(contexts)]
     if setting.kind == "prefill":
         arguments.append(_int(starts))
     if setting.kind == "shared_prefix":
-        members = np.full((3, rows), rows)
-        for index, own in enumerate(groups):
-            members[index, : len(own)] = own
-        arguments += [_int(members), _int([*prefixes, 0, 0, 0][:3])]
+        arguments += [_members(groups, rows), _int([*prefixes, 0, 0, 0][:3])]
     named = {
         name: jnp.where(live.reshape(-1, size)[:, :, None], jnp.asarray(array), jnp.nan)
         for name, array in scales.items()
@@ -170,6 +167,14 @@ def _lengths(
     return contexts, [min(context, 1) for context in contexts], groups, prefixes
 
 
+def _members(groups: list[list[int]], num_rows: int) -> jax.Array:
+    """Three groups' rows [3, B]; at least one of them empty."""
+    members = np.full((3, num_rows), num_rows)
+    for index, own in enumerate(groups):
+        members[index, : len(own)] = own
+    return _int(members)
+
+
 def _pools(
     setting: Setting, rng: np.random.Generator, num_blocks: int
 ) -> tuple[list[Any], dict[str, np.ndarray], list[np.ndarray]]:
@@ -190,7 +195,7 @@ def _pools(
 
 
 def _attend(
-    setting: Setting, q: np.ndarray, k: np.ndarray, v: np.ndarray, end: int, wrong: Wrong
+    setting: Setting, q: np.ndarray, k: np.ndarray, v: np.ndarray, *, end: int, wrong: Wrong
 ) -> tuple[np.ndarray, np.ndarray]:
     """(out [N, H], lse [N]) of one query that sees tokens .. end - 1 of its row."""
     if wrong.swaps_k_and_v:
