@@ -145,20 +145,10 @@ def _cases(
 ) -> Iterator[tuple[str, Any, Any]]:
     """(name, kernel's result, oracle's result in float32) over a poisoned pool."""
     num_heads, num_kv_heads, head_dim = heads
-    num_rows, width = len(lengths), -(-max(lengths) // BLOCK_SIZE)
-    num_blocks = num_rows * width + 1
-    keys = random.split(random.key(0), 4)
-    shape = (num_blocks, BLOCK_SIZE, num_kv_heads, head_dim)
-    tables = 1 + random.permutation(keys[0], num_rows * width).reshape(num_rows, width)
-    tables = tables.astype(jnp.int32)
+    num_rows = len(lengths)
+    k, v, tables = _poisoned_pool(num_kv_heads, head_dim, dtype, lengths)
+    q = random.normal(random.key(1), (num_rows, num_heads, head_dim)).astype(dtype)
     lens = jnp.array(lengths, jnp.int32)
-    live = jnp.arange(width * BLOCK_SIZE)[None, :] < lens[:, None]
-    is_live = jnp.zeros(shape[:2], bool).at[tables].set(live.reshape(*tables.shape, BLOCK_SIZE))
-    k, v = (
-        jnp.where(is_live[..., None, None], random.normal(key, shape), jnp.nan).astype(dtype)
-        for key in keys[1:3]
-    )
-    q = random.normal(keys[3], (num_rows, num_heads, head_dim)).astype(dtype)
     starts = jnp.arange(num_rows + 1, dtype=jnp.int32)
     groups = jnp.array([[num_rows - 2, num_rows - 1]], jnp.int32)
     tables_shared = tables.at[-1, 0].set(tables[-2, 0])
@@ -182,6 +172,24 @@ def _cases(
         ),
         reference.paged_decode_attention(wide_q, wide_k, wide_v, tables_shared, lens, **fixed),
     )
+
+
+def _poisoned_pool(
+    num_kv_heads: int, head_dim: int, dtype: str, lengths: tuple[int, ...]
+) -> tuple[Array, Array, Array]:
+    """(K, V, block tables) of rows of these lengths; NaN in every slot that no row may read."""
+    num_rows, width = len(lengths), -(-max(lengths) // BLOCK_SIZE)
+    keys = random.split(random.key(0), 3)
+    shape = (num_rows * width + 1, BLOCK_SIZE, num_kv_heads, head_dim)
+    tables = 1 + random.permutation(keys[0], num_rows * width).reshape(num_rows, width)
+    tables = tables.astype(jnp.int32)
+    live = jnp.arange(width * BLOCK_SIZE)[None, :] < jnp.array(lengths, jnp.int32)[:, None]
+    is_live = jnp.zeros(shape[:2], bool).at[tables].set(live.reshape(*tables.shape, BLOCK_SIZE))
+    k, v = (
+        jnp.where(is_live[..., None, None], random.normal(key, shape), jnp.nan).astype(dtype)
+        for key in keys[1:]
+    )
+    return k, v, tables
 
 
 def _row_error(got: Any, wanted: Any) -> float:

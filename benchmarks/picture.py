@@ -50,7 +50,7 @@ def line_chart(axes: Axes, series: Seq[Series]) -> str:
     parts = [*_frame(axes, across, up)]
     for index, each in enumerate(series):
         colour = index if each.colour is None else each.colour
-        parts += _line(axes, each, COLOURS[colour % len(COLOURS)], across, up, index)
+        parts += _line(axes, each, COLOURS[colour % len(COLOURS)], across, up, index=index)
     return _document(parts)
 
 
@@ -142,7 +142,7 @@ def _frame(axes: Axes, across: _Scale | None, up: _Scale) -> list[str]:
 
 
 def _line(
-    axes: Axes, series: Series, colour: str, across: _Scale, up: _Scale, index: int
+    axes: Axes, series: Series, colour: str, across: _Scale, up: _Scale, *, index: int
 ) -> list[str]:
     places: list[tuple[float, float]] = []
     for x, y in series.points:
