@@ -180,7 +180,6 @@ def run(llm: LLM, work: Work, setting: Setting) -> tuple[Ids, EngineStats]:
     ladder = llm.runner.ladders.prefill_tokens
     scheduler = Scheduler(config, cache, prefill_ladder=ladder)
     engine = LLMEngine(llm.runner, scheduler, llm._requests)
-    llm.runner._sampling._settled.clear()  # kept by sequence ids, which begin anew
     done: dict[int, list[tuple[int, ...]]] = {}
     for batch in batches:
         for index in batch:

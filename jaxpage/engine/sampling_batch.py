@@ -44,16 +44,19 @@ class SamplingBuilder:
         self._vocab_size = vocab_size
         longest = config.max_model_len
         self._history = Ladder(tuple(sorted({min(SHORT_HISTORY_TOKENS, longest), longest})))
-        self._settled: dict[tuple[int, tuple[int, ...]], SamplingInput] = {}
+        self._settled: dict[
+            tuple[int, tuple[int, ...]], tuple[tuple[Draw, ...], SamplingInput]
+        ] = {}
+        """By rows and sequence ids: the draws that asked for the settings, and these."""
 
     def build(self, draws: tuple[Draw, ...], num_draws: int) -> tuple[SamplingInput, int]:
         """(the settings padded to `num_draws` rows, alternatives the program must return)."""
         key = (num_draws, tuple(draw.seq_id for draw in draws))
-        settled = self._settled.get(key)
-        if settled is None:
+        asked, settled = self._settled.pop(key, ((), None))
+        if settled is None or not all(map(_asks_same, asked, draws)):
             settled = jax.device_put(self._settle(draws, num_draws))
             self._settled = dict(list(self._settled.items())[1 - REMEMBERED_BATCHES :])
-            self._settled[key] = settled
+        self._settled[key] = (draws, settled)
         if any(draw.params.needs_history for draw in draws):
             history = jax.device_put(self._histories(draws, num_draws))
             settled = replace(settled, history=history)
@@ -155,6 +158,18 @@ def check_fits(request: Request, vocab_size: int) -> None:
         _check_count("candidates of a beam search a step", wanted, TOP_LADDER.sizes[-1])
     longest = max((len(word) for word in request.bad_word_ids), default=0)
     _check_count("tokens of a bad word", longest, MAX_BAD_WORD_TOKENS)
+
+
+def _asks_same(old: Draw, new: Draw) -> bool:
+    """Whether two draws of one sequence id agree in all that stays from step to step.
+
+    They do while one scheduler asks; another one's ids begin anew.
+    """
+    return old is new or (
+        old.params == new.params
+        and (old.seed, old.sample_index) == (new.seed, new.sample_index)
+        and (old.prompt_len, old.stop_token_ids) == (new.prompt_len, new.stop_token_ids)
+    )
 
 
 def _edits_logits(draw: Draw) -> bool:

@@ -75,7 +75,6 @@ def run(
     ladder = llm.runner.ladders.prefill_tokens
     scheduler = Scheduler(config, cache, prefill_ladder=ladder)
     own = LLMEngine(llm.runner, scheduler, llm._requests)
-    llm.runner._sampling._settled.clear()  # kept by sequence ids, which begin anew
     for index in list(range(len(work)))[::order]:
         own.add_request(str(index), *work[index])
     done: dict[str, list[tuple[int, ...]]] = {}

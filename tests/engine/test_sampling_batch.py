@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,29 @@ def test_settings_stay_on_the_device_until_the_batch_changes(builder: SamplingBu
     assert again is first
     other, num_top = builder.build((draw(1), draw(3, logprobs=0), draw(4, logprobs=2)), 4)
     assert other is not first and num_top == MAX_LOGPROBS
+
+
+def test_a_sequence_id_that_means_another_sequence_brings_its_own_settings(
+    builder: SamplingBuilder,
+) -> None:
+    """As a second scheduler over the same device does: its ids begin anew."""
+    first, _ = builder.build((draw(1, temperature=0.5),), 1)
+    for other in (draw(1, temperature=0.7), replace(draw(1, temperature=0.5), seed=9)):
+        settings, _ = builder.build((other,), 1)
+        assert settings is not first
+        assert np.asarray(settings.temperature)[0] == np.float32(other.params.temperature)
+        assert np.asarray(settings.seed_words).tolist() == [list(divmod(other.seed, 1 << 32))]
+    for change in ({"prompt_len": 5}, {"stop_token_ids": (4,)}, {"sample_index": 1}):
+        old, _ = builder.build((draw(1, min_tokens=2),), 1)
+        new, _ = builder.build((replace(draw(1, min_tokens=2), **change),), 1)
+        assert new is not old, change
+
+
+def test_a_history_that_grows_does_not_send_the_settings_again(builder: SamplingBuilder) -> None:
+    first, _ = builder.build((draw(1, (1, 2), presence_penalty=1.0),), 1)
+    again, _ = builder.build((draw(1, (1, 2, 3), presence_penalty=1.0),), 1)
+    assert again.temperature is first.temperature
+    assert again.history is not first.history
 
 
 def test_more_min_tokens_than_any_length_hold_the_ends_back_for_ever(
