@@ -14,6 +14,8 @@ from benchmarks.sim.policies import orca
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 NEAR = 0.95
 """A block size is good while throughput is at least this share of the best's."""
+SWAP_BAD = 2.0
+"""Swapping is bad from this many times the time of recomputing on."""
 
 
 def saved_share(outcome: Outcome) -> float:
@@ -90,17 +92,22 @@ def block_sizes(effort: Effort) -> list[Row]:
 
 
 def swapping(effort: Effort) -> list[Row]:
-    """Row 10: one preempted sequence of 512 tokens, brought back either way."""
+    """Row 10: one preempted sequence of 512 tokens, brought back either way.
+
+    The paper draws this without numbers: bad is read as SWAP_BAD times as long or more,
+    comparable as within a half.
+    """
     site = SITES["llama13b_a100"]
     row = next(each for each in swap_or_recompute(site) if each["tokens"] == 512)
     rows: list[Row] = []
-    for size, printed, nearest, band in ((1, "swap bad", 5.0, 1e9), (16, "comparable", 1.0, 0.5),
-                                         (64, "comparable", 1.0, 0.5)):  # fmt: skip
+    for size in (1, 16, 64):
         ratio = row[f"swap_{size}_ms"] / row["recompute_ms"]
+        printed, nearest, band = "comparable", 1.0, 0.5
+        if size == 1:
+            printed, nearest, band = f"swap bad (>= {SWAP_BAD:g})", max(SWAP_BAD, ratio), 0.0
         rows.append(Row(
             "10", f"swap over recompute, time, blocks of {size}, 512 tokens (modelled)", printed,
-            ratio, min(nearest, ratio) if size == 1 else nearest, band, False, (512, 0),
-            "the link and the cards differ",
+            ratio, nearest, band, False, (512, 0), "the link and the cards differ",
         ))  # fmt: skip
     return rows
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import paper
+from benchmarks import paper, paper_rows, paper_sharing
 from benchmarks.picture import Axes, Series, bar_chart, line_chart
 from benchmarks.sim import lengths
 from benchmarks.sim.buddy import Buddy, chunk_of
@@ -63,6 +63,19 @@ def test_the_lengths_have_the_printed_means() -> None:
     )
     made = lengths.mean_lengths(lengths.alpaca_like(20_000))
     assert made == pytest.approx(lengths.ALPACA_MEANS, rel=0.05)
+
+
+@pytest.mark.parametrize(("ratios", "wanted"), [
+    ((9.8, 1.3, 0.9), [True, True, True]), ((1.9, 1.6, 0.4), [False, False, False]),
+])  # fmt: skip
+def test_swapping_is_judged_by_ratios_that_can_fail(
+    ratios: tuple[float, float, float], wanted: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {f"swap_{size}_ms": ratio for size, ratio in zip((1, 16, 64), ratios, strict=True)}
+    row = {"tokens": 512, "recompute_ms": 1.0, **times}
+    monkeypatch.setattr(paper_sharing, "swap_or_recompute", lambda _: [row])
+    rows = paper_sharing.swapping(paper_rows.Effort.quick())
+    assert [each.is_within for each in rows] == wanted
 
 
 def test_a_chart_tells_measured_from_modelled() -> None:
