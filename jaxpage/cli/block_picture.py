@@ -1,13 +1,18 @@
-"""Draws the pool step by step as SVG: a column a step, a line a block, a colour a sequence.
+"""Draws the pool step by step as SVG: a column a step, a line a block, a colour a request.
 
 Runs of steps in which a block stays as it is are one rectangle, so that the file stays small.
+
+    plain colour        one sequence of that request
+    colour, hatched     several samples or beams of that request
+    black, hatched      several requests
+    grey, dots, white   cached; given up, but a step still touches it; free
 """
 
 from __future__ import annotations
 
 import colorsys
 import html
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import groupby
 from pathlib import Path
@@ -17,10 +22,12 @@ from jaxpage.host.block_map import BlockMap, MappedBlock
 
 MOST_COLUMNS = 600
 """Of more steps, so many are drawn, evenly spread."""
-MOST_NAMES = 24
+MOST_NAMES = 16
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 960, 480, 60, 60, 190, 40
-FREE, CACHED, HELD = "#ffffff", "#d0d0d0", "#8a8a8a"
+FREE, CACHED, HELD, COMMON = "#ffffff", "#dcdcdc", "url(#held)", "#303030"
 GOLDEN = 0.618034
+Look = tuple[str, str, bool]
+"""(colour, tooltip, whether it is shared)."""
 
 
 def check_picture_name(name: str) -> None:
@@ -39,46 +46,51 @@ def block_svg(history: Seq[BlockMap]) -> str:
     """The picture as SVG text."""
     stride = -(-len(history) // MOST_COLUMNS)
     maps = history[::stride]
+    names = [name for entry in history for _, name in sorted(entry.request_of.items())]
+    colours = {name: _colour(place) for place, name in enumerate(dict.fromkeys(names))}
     num_blocks = len(maps[0].blocks)
     cell_w = (WIDTH - LEFT - RIGHT) / len(maps)
     cell_h = (HEIGHT - TOP - BOTTOM) / num_blocks
     parts = [*_head(history, num_blocks), *_axes(len(history), num_blocks)]
     for index in range(num_blocks):
         column = 0
-        for block, run in groupby(maps, key=lambda entry: _look(entry.blocks[index])):
+        looks = [_look(entry.blocks[index], entry.request_of, colours) for entry in maps]
+        for look, run in groupby(looks):
             count = len(list(run))
             x, y = LEFT + column * cell_w, TOP + index * cell_h
-            parts += _rectangles(block, x, y, count * cell_w, cell_h)
+            parts += _rectangles(look, x, y, count * cell_w, cell_h)
             column += count
-    parts += _legend(maps)
+    parts += _legend(colours)
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _look(block: MappedBlock) -> tuple[str, str, bool]:
-    """(colour, tooltip, whether it is shared)."""
+def _look(block: MappedBlock, request_of: Mapping[int, str], colours: Mapping[str, str]) -> Look:
     if block.kind == "owned":
-        owners = ", ".join(str(seq_id) for seq_id in block.seq_ids)
-        return _colour(block.seq_ids[0]), f"sequences {owners}", len(block.seq_ids) > 1
-    colours = {"free": FREE, "cached": CACHED, "held": HELD}
-    return colours[block.kind], block.kind, False
+        # sequences that have ended but for the reading of a step are of no request
+        owners = sorted({request_of[i] for i in block.seq_ids if i in request_of})
+        if not owners:
+            return HELD, "held", False
+        colour = colours[owners[0]] if len(owners) == 1 else COMMON
+        return colour, f"request {', '.join(owners)}", len(block.seq_ids) > 1
+    kinds = {"free": FREE, "cached": CACHED, "held": HELD}
+    return kinds[block.kind], block.kind, False
 
 
-def _colour(seq_id: int) -> str:
-    """Neighbouring ids get far hues."""
-    red, green, blue = colorsys.hls_to_rgb(seq_id * GOLDEN % 1, 0.6, 0.65)
+def _colour(place: int) -> str:
+    """Neighbours get far hues."""
+    red, green, blue = colorsys.hls_to_rgb(place * GOLDEN % 1, 0.6, 0.65)
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
 
 
-def _rectangles(
-    look: tuple[str, str, bool], x: float, y: float, width: float, height: float
-) -> Iterator[str]:
+def _rectangles(look: Look, x: float, y: float, width: float, height: float) -> Iterator[str]:
     colour, tooltip, is_shared = look
     if colour == FREE:
         return
     place = f'x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{max(height - 0.4, 0.6):.2f}"'
     yield f'<rect {place} fill="{colour}"><title>{html.escape(tooltip)}</title></rect>'
     if is_shared:
-        yield f'<rect {place} fill="url(#shared)" pointer-events="none"/>'
+        hatch = "light" if colour == COMMON else "dark"
+        yield f'<rect {place} fill="url(#{hatch})" pointer-events="none"/>'
 
 
 def _head(history: Seq[BlockMap], num_blocks: int) -> Iterator[str]:
@@ -86,10 +98,17 @@ def _head(history: Seq[BlockMap], num_blocks: int) -> Iterator[str]:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="12">'
     )
+    stripes = 'width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"'
+    yield "<defs>"
+    for name, ink in (("dark", "#000"), ("light", "#fff")):
+        yield (
+            f'<pattern id="{name}" {stripes}><rect width="1.6" height="5" fill="{ink}" '
+            'fill-opacity="0.6"/></pattern>'
+        )
     yield (
-        '<defs><pattern id="shared" width="5" height="5" patternUnits="userSpaceOnUse" '
-        'patternTransform="rotate(45)"><rect width="2" height="5" fill="#000" '
-        'fill-opacity="0.55"/></pattern></defs>'
+        '<pattern id="held" width="4" height="4" patternUnits="userSpaceOnUse">'
+        '<rect width="4" height="4" fill="#f4f4f4"/><circle cx="2" cy="2" r="0.7" fill="#888"/>'
+        "</pattern></defs>"
     )
     yield f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>'
     size = history[0].block_size
@@ -110,27 +129,39 @@ def _axes(num_steps: int, num_blocks: int) -> Iterator[str]:
         x, y = LEFT + share * width, TOP + share * height
         yield f'<text x="{x:.0f}" y="{TOP + height + 16}" text-anchor="middle">{step}</text>'
         yield f'<text x="{LEFT - 6}" y="{y + 4:.0f}" text-anchor="end">{block}</text>'
-    yield f'<text x="{LEFT + width / 2:.0f}" y="{HEIGHT - 6}" text-anchor="middle">step</text>'
+    yield (
+        f'<text x="{LEFT + width / 2:.0f}" y="{HEIGHT - 6}" text-anchor="middle">'
+        "step of the engine</text>"
+    )
     yield (
         f'<text transform="translate(14 {TOP + height / 2:.0f}) rotate(-90)" '
-        'text-anchor="middle">block</text>'
+        'text-anchor="middle">block of the pool</text>'
     )
 
 
-def _legend(maps: Seq[BlockMap]) -> Iterator[str]:
-    """What the colours mean, the sequences in order; of many, the first."""
+def _legend(colours: Mapping[str, str]) -> Iterator[str]:
+    """What the looks mean, then the requests in the order they ran; of many, the first."""
     x, y = WIDTH - RIGHT + 16, TOP
-    seen = {seq_id for entry in maps for block in entry.blocks for seq_id in block.seq_ids}
-    ids = sorted(seen)
-    looks: list[tuple[tuple[str, str, bool], str]] = [
-        ((CACHED, "", False), "cached, nobody's now"),
-        ((HELD, "", False), "held by a step under way"),
-        ((_colour(ids[0]) if ids else HELD, "", True), "shared by several"),
-        *(((_colour(i), "", False), f"sequence {i}") for i in ids[:MOST_NAMES]),
+    example = next(iter(colours.values()), COMMON)
+    kinds: list[tuple[Look, str]] = [
+        ((example, "", False), "one sequence's own"),
+        ((example, "", True), "samples of one request"),
+        ((COMMON, "", True), "several requests"),
+        ((CACHED, "", False), "cached for a prefix hit"),
+        ((HELD, "", False), "given up, step under way"),
+        ((FREE, "", False), "free"),
     ]
-    for look, name in looks:
-        yield from _rectangles(look, x, y, 12, 12)
-        yield f'<text x="{x + 18}" y="{y + 11}">{name}</text>'
-        y += 15
-    if len(ids) > MOST_NAMES:
-        yield f'<text x="{x + 18}" y="{y + 11}">and {len(ids) - MOST_NAMES} more</text>'
+    named = list(colours.items())
+    requests: list[tuple[Look, str]] = [
+        ((colour, "", False), f"request {name}") for name, colour in named[:MOST_NAMES]
+    ]
+    for title, looks in (("A block is", kinds), ("Colours", requests)):
+        yield f'<text x="{x}" y="{y + 11}" font-weight="bold">{title}</text>'
+        for look, name in looks:
+            y += 16
+            yield from _rectangles(look, x, y, 12, 12)
+            yield f'<rect x="{x}" y="{y}" width="12" height="12" fill="none" stroke="#777"/>'
+            yield f'<text x="{x + 18}" y="{y + 11}">{html.escape(name)}</text>'
+        y += 24
+    if len(named) > MOST_NAMES:
+        yield f'<text x="{x}" y="{y}">and {len(named) - MOST_NAMES} more</text>'

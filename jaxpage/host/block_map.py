@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 BlockKind = Literal["free", "cached", "owned", "held"]
@@ -32,3 +33,5 @@ class BlockMap:
 
     block_size: int
     blocks: tuple[MappedBlock, ...]
+    request_of: Mapping[int, str] = field(default_factory=dict)
+    """Request ids by the sequence ids of those that have not ended."""

@@ -13,6 +13,8 @@ that `schedule` refuses.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.errors import RequestError
 from jaxpage.host.block_map import BlockMap
@@ -138,8 +140,12 @@ class Scheduler:
         self._books.blocks.reset_prefix_cache()
 
     def block_map(self) -> BlockMap:
-        """Who owns which block now, by sequence ids."""
-        return self._books.blocks.block_map()
+        """Who owns which block now, by sequence ids, and whose request they are of."""
+        request_of = {
+            seq_id: sequence.group.request.request_id
+            for seq_id, sequence in self._sequences.items()
+        }
+        return replace(self._books.blocks.block_map(), request_of=request_of)
 
     @property
     def has_unfinished(self) -> bool:
