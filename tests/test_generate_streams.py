@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import subprocess
 import sys
 
 import pytest
 
 from jaxpage.cli.writers import JsonlWriter
-from jaxpage.outputs import RequestOutput
+from jaxpage.outputs import CompletionOutput, RequestOutput
 from tests.tiny import MODEL_DIR
 
 CALL = [sys.executable, "-m", "jaxpage.generate", "--model", str(MODEL_DIR), "--quiet",
@@ -47,3 +48,15 @@ def test_what_the_output_cannot_encode_is_escaped(encoding: str, prompt: str) ->
     JsonlWriter(narrow).write(0, RequestOutput("0", prompt, (1,), (), finished=True))
     assert isinstance(narrow.buffer, io.BytesIO)
     assert json.loads(narrow.buffer.getvalue())["prompt"] == prompt
+
+
+def test_what_json_cannot_say_is_null() -> None:
+    file = io.StringIO()
+    blown_up = CompletionOutput(0, "a", (5,), -math.inf, None, "length", None, score=-math.inf)
+    JsonlWriter(file).write(0, RequestOutput("0", "a", (1,), (blown_up,), finished=True))
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    (found,) = json.loads(file.getvalue(), parse_constant=refuse)["outputs"]
+    assert found["score"] is None and found["cumulative_logprob"] is None

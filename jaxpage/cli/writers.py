@@ -99,7 +99,7 @@ def _completion(completion: CompletionOutput) -> dict[str, Any]:
         "logprobs": _logprobs(completion.logprobs),
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
-        "score": completion.score,
+        "score": None if completion.score is None else _number(completion.score),
     }
 
 
@@ -119,5 +119,6 @@ def _logprobs(entries: tuple[TokenLogprob | None, ...] | None) -> list[Any] | No
 
 
 def _number(value: float) -> float | None:
-    """JSON has no infinities: a forbidden token's log-probability is null."""
+    """JSON has no infinities: a forbidden token's log-probability is null, and so is a score that
+    a length to a huge negative power has blown up."""
     return value if math.isfinite(value) else None

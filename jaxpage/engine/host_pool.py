@@ -11,13 +11,24 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from jax import Array
 
+from jaxpage.errors import CapacityError
+
 
 class HostPool:
-    """`num_blocks` blocks, each a `shape` of `dtype`; ids from 0. Pages come with the first use."""
+    """`num_blocks` blocks, each a `shape` of `dtype`; ids from 0. Pages come with the first use.
+
+    Raises CapacityError for more than the host grants.
+    """
 
     def __init__(self, num_blocks: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.block_shape, self.dtype = shape, dtype
-        self._blocks = np.empty((num_blocks, *shape), dtype)
+        try:
+            self._blocks = np.empty((num_blocks, *shape), dtype)
+        except MemoryError as error:
+            raise CapacityError(
+                f"got {num_blocks} blocks to swap to ({error}), wanted what the host's memory "
+                "holds; lower swap_blocks"
+            ) from None
         self._arriving: list[tuple[list[int], Array]] = []
 
     def store(self, ids: Seq[int], blocks: Array) -> None:

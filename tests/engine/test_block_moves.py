@@ -9,7 +9,9 @@ import pytest
 
 from jaxpage.device.types import KVCache, LayerKV
 from jaxpage.engine.block_moves import MOVES, BlockMover
+from jaxpage.engine.host_pool import HostPool
 from jaxpage.engine.programs import Programs
+from jaxpage.errors import CapacityError
 from jaxpage.host.plan import BlockMoves
 
 NUM_BLOCKS = 1200
@@ -67,3 +69,8 @@ def test_the_number_of_programs_is_that_of_the_ladder() -> None:
         mover.apply(pool(), BlockMoves(swap_out=pairs, copies=((1, 2),)))
     assert len(programs) == 2
     assert jnp.asarray(MOVES.sizes).tolist() == [8, 64, 512]
+
+
+def test_more_blocks_to_swap_to_than_there_is_memory_says_so() -> None:
+    with pytest.raises(CapacityError, match=r"got 4611686018427 blocks .*; lower swap_blocks"):
+        HostPool(2**62 // 10**6, (2, 2, 16, 8, 64), np.dtype(np.float32))
