@@ -132,7 +132,12 @@ RULES = (
     Rule("no-spill", "no kernel spills registers", _spills),
     Rule("wide-loads", "K and V are read 16 bytes a thread; 8 of 8-bit pools", _narrow_loads),
     Rule("tensor-cores", "16-bit products use matrix instructions", _tensor_cores),
-    Rule("occupancy", "25% of a multiprocessor's warps, or 2 programs on a small card", _occupancy),
+    Rule(
+        "occupancy",
+        "25% of a multiprocessor's warps, or 2 programs on a small card; "
+        "12% in prefill, shared prefix, float32, 8 bits and d256, whose tiles are large",
+        _occupancy,
+    ),
     Rule("no-atomics", "no kernel, the KV write included, has atomics", _atomics),
     Rule("grid-limits", "grids stay under 65536 in y and z", _grid),
     Rule("pools-aliased", "a step updates all of its pools in place", _aliases),
