@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from itertools import product
 from typing import Any
 
 from benchmarks.ablation import PARTS, Bench, step_costs
@@ -138,18 +139,17 @@ def attention_share(card: Card, shape: Shape, rows: int, context: int) -> float:
 def modelled() -> list[dict[str, Any]]:
     """Attention's share by roofline, 16-bit weights and KV."""
     found: list[dict[str, Any]] = []
-    for shape in (LLAMA_7B, LLAMA_13B):
-        for card in (A10G, A100, H200):
-            for rows in BATCHES:
-                for context in CONTEXTS:
-                    attention, products = part_seconds(card, shape, rows, context)
-                    room = 0.9 * card.memory_bytes - shape.weight_bytes
-                    found.append({
-                        "model": shape.name, "card": card.name, "rows": rows, "context": context,
-                        "attention_ms": attention * 1e3, "products_ms": products * 1e3,
-                        "share": attention / (attention + products),
-                        "fits": rows * context * shape.kv_bytes <= room,
-                    })  # fmt: skip
+    for shape, card, rows, context in product(
+        (LLAMA_7B, LLAMA_13B), (A10G, A100, H200), BATCHES, CONTEXTS
+    ):
+        attention, products = part_seconds(card, shape, rows, context)
+        room = 0.9 * card.memory_bytes - shape.weight_bytes
+        found.append({
+            "model": shape.name, "card": card.name, "rows": rows, "context": context,
+            "attention_ms": attention * 1e3, "products_ms": products * 1e3,
+            "share": attention / (attention + products),
+            "fits": rows * context * shape.kv_bytes <= room,
+        })  # fmt: skip
     return found
 
 

@@ -83,18 +83,8 @@ def _complete(
     args: argparse.Namespace, llm: LLM, jobs: list[Job], ordered: InOrder, file: TextIO
 ) -> bool:
     """Runs every job; returns whether one failed."""
-    failed = False
-    index_of: dict[str, int] = {}
-    for index, job in enumerate(jobs):
-        if job.error is None:
-            try:
-                prompt = job.prompt if job.messages is None else llm.chat_prompt(job.messages)
-                assert prompt is not None, job
-                llm.engine.add_request(str(index), prompt, job.params)
-                index_of[str(index)] = index
-            except (RequestError, CapacityError, ConfigError) as error:
-                ordered.put(index, RequestOutput.refused(str(index), job.prompt, str(error)))
-                failed = True
+    index_of = _add_all(llm, jobs, ordered)
+    failed = len(index_of) < sum(job.error is None for job in jobs)
     llm.expect_requests(len(index_of))
     streamed = _streams(args, jobs)
     shown = 0
@@ -111,6 +101,22 @@ def _complete(
                     ordered.put(index_of[output.request_id], output)
                 advance()
     return failed
+
+
+def _add_all(llm: LLM, jobs: list[Job], ordered: InOrder) -> dict[str, int]:
+    """The place of each request that waits now; those refused go to `ordered`."""
+    index_of: dict[str, int] = {}
+    for index, job in enumerate(jobs):
+        if job.error is not None:
+            continue
+        try:
+            prompt = job.prompt if job.messages is None else llm.chat_prompt(job.messages)
+            assert prompt is not None, job
+            llm.engine.add_request(str(index), prompt, job.params)
+            index_of[str(index)] = index
+        except (RequestError, CapacityError, ConfigError) as error:
+            ordered.put(index, RequestOutput.refused(str(index), job.prompt, str(error)))
+    return index_of
 
 
 def _steps(llm: LLM) -> Iterator[RequestOutput]:
