@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ RECORDED = Path(__file__).parents[1] / "tests" / "data"
 NEAR_TIE = 1e-4
 TOLERANCE = 1e-3
 LIVE_PROMPTS, LIVE_TOKENS, LIVE_WIDTH = 20, 16, 4
+LIVE_LENGTHS = (16, 40)
 LENGTH_PENALTIES = (-1.0, 0.0, 1.0)
 
 
@@ -52,13 +53,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     llm = LLM(args.model, dtype="float32", num_blocks=1024, max_model_len=128, seed=0)
-    sets = {"recorded": recorded(is_tiny=args.quick)}
+    sets = {"recorded": recorded(is_tiny=args.quick)[:: 5 if args.quick else 1]}
     if not (args.quick or args.no_live):
         sets["live"] = live(args.model, live_prompts(llm))
-    verdicts = {name: verdict(llm, searches) for name, searches in sets.items()}
-    llm.close()
-    for name, found in verdicts.items():
+    verdicts = {}
+    for name, searches in sets.items():
+        found = verdicts[name] = verdict(llm, searches)
         print(name, *(f"{key} {value}" for key, value in found.items()), sep="  ")
+    llm.close()
     print("wrote", save(f"beam_parity{'_quick' * args.quick}", verdicts))
     if any(found["different"] for found in verdicts.values()):
         raise SystemExit(1)
@@ -82,16 +84,19 @@ def recorded(*, is_tiny: bool) -> list[Search]:
     ]  # fmt: skip
 
 
-def live_prompts(llm: LLM) -> list[tuple[int, ...]]:
-    """The first tokens of ShareGPT prompts."""
+def live_prompts(llm: LLM) -> list[list[tuple[int, ...]]]:
+    """ShareGPT prompts cut to a few lengths: those of one length run as a batch without padding."""
     assert llm.tokenizer is not None
-    return [
-        tuple(llm.tokenizer.encode(item.prompt)[: 16 + 2 * index])
-        for index, item in enumerate(load_sample(64)[:LIVE_PROMPTS])
-    ]
+    whole = [tuple(llm.tokenizer.encode(item.prompt)) for item in load_sample(64)]
+    batches, first = [], 0
+    for length in LIVE_LENGTHS:
+        fitting = [prompt[:length] for prompt in whole[first:] if len(prompt) >= length]
+        batches.append(fitting[: LIVE_PROMPTS // len(LIVE_LENGTHS)])
+        first += LIVE_PROMPTS
+    return batches
 
 
-def live(model: str, prompts: list[tuple[int, ...]]) -> list[Search]:
+def live(model: str, batches: list[list[tuple[int, ...]]]) -> list[Search]:
     """What Transformers finds now, by prompt and length penalty."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
@@ -101,30 +106,32 @@ def live(model: str, prompts: list[tuple[int, ...]]) -> list[Search]:
         peer: Any = AutoModelForCausalLM.from_pretrained(
             str(export(model, Path(folder) / "hf")), dtype=torch.float32
         ).eval()
+    end = peer.generation_config.eos_token_id
+    ends = set() if end is None else {end} if isinstance(end, int) else set(end)
     searches = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        for penalty in LENGTH_PENALTIES:
+    for prompts, penalty in product(batches, LENGTH_PENALTIES):
+        ids = torch.tensor(prompts)
+        with torch.inference_mode():
+            found = peer.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                num_beams=LIVE_WIDTH,
+                num_return_sequences=LIVE_WIDTH,
+                max_new_tokens=LIVE_TOKENS,
+                length_penalty=penalty,
+                do_sample=False,
+                return_dict_in_generate=True,
+                output_scores=True,
+                pad_token_id=min(ends, default=0),
+            )
+        rows = [_until_end(row, ends) for row in found.sequences[:, ids.shape[1] :].tolist()]
+        scores = found.sequences_scores.tolist()
+        for index, prompt in enumerate(prompts):
+            own = slice(index * LIVE_WIDTH, (index + 1) * LIVE_WIDTH)
             params = BeamSearchParams(
                 beam_width=LIVE_WIDTH, max_tokens=LIVE_TOKENS, length_penalty=penalty
             )
-            with torch.inference_mode():
-                found = peer.generate(
-                    ids,
-                    attention_mask=torch.ones_like(ids),
-                    num_beams=LIVE_WIDTH,
-                    num_return_sequences=LIVE_WIDTH,
-                    max_new_tokens=LIVE_TOKENS,
-                    length_penalty=penalty,
-                    do_sample=False,
-                    return_dict_in_generate=True,
-                    output_scores=True,
-                    pad_token_id=peer.config.eos_token_id,
-                )
-            rows = found.sequences[:, len(prompt) :].tolist()
-            ends = _as_ids(peer.generation_config.eos_token_id)
-            sequences = [_until_end(row, ends) for row in rows]
-            searches.append(Search(prompt, params, sequences, found.sequences_scores.tolist()))
+            searches.append(Search(prompt, params, rows[own], scores[own]))
     return searches
 
 
@@ -196,10 +203,6 @@ def _gap(best: list[Continuation], width: int, end_ids: frozenset[int], *, is_la
     if len(edge) == 2 and (is_last or any(entry.token_id in end_ids for entry in edge)):
         gap = min(gap, edge[0].score - edge[1].score)  # whether an end is among the best W
     return gap
-
-
-def _as_ids(end: int | list[int] | None) -> set[int]:
-    return set() if end is None else {end} if isinstance(end, int) else set(end)
 
 
 def _until_end(row: list[int], ends: set[int]) -> list[int]:
