@@ -118,10 +118,14 @@ def make_work(prompts: list[list[int]], tokens: int) -> Work:
 
 
 def pairwise(settings: list[Setting]) -> list[Setting]:
-    """Few settings in which every two values of different axes meet; greedily chosen."""
+    """Few settings in which every two values of different axes meet; greedily chosen.
+
+    Small pools also meet every answer to them in every order, so that all kinds of pressure occur.
+    """
 
     def pairs(setting: Setting) -> set[tuple[Any, ...]]:
-        return set(itertools.combinations(enumerate(setting), 2))
+        pressed = ("pressed", setting.pool, setting.preemption, setting.order)
+        return {pressed, *itertools.combinations(enumerate(setting), 2)}
 
     missing = set().union(*map(pairs, settings))
     chosen = []
