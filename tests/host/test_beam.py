@@ -194,3 +194,12 @@ def test_an_extreme_length_penalty_is_a_score_not_an_overflow(alpha: float, scor
     beams.advance([[(1, -1.0)]], [[]])
     beams.advance([[(1, -1.0)]], [[1]])
     assert beams.finished[0].score == score
+
+
+@pytest.mark.parametrize("width", [7, 13, 64])
+def test_where_fewer_than_width_exist_all_of_them_come_and_none_twice(width: int) -> None:
+    """Transformers fills up with copies at -1e9; what does not exist is left out here."""
+    found = search(model(3), params(width), max_output=1)
+    assert sorted(each.token_ids[0] for each in found) == list(range(VOCAB))
+    found = search(model(3), params(width), max_output=2)
+    assert len(found) == len({each.token_ids for each in found}) == min(width, 31)
