@@ -88,7 +88,11 @@ class Ladders:
         """Every forward program that can ever be asked for."""
         return (
             *(self.decode(rows) for rows in self.decode_rows.sizes),
-            *(self.decode(rows, with_groups=True) for rows in self.decode_rows.sizes[1:]),
+            *(
+                self.decode(rows, with_groups=True)
+                for rows in self.decode_rows.sizes[1:]
+                if self.has_groups
+            ),
             *(self.prefill(tokens) for tokens in self.prefill_tokens.sizes),
             *(
                 self.mixed(rows, tokens)
