@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from jaxpage.cli import block_picture
 from jaxpage.cli.block_picture import CACHED, COMMON, HELD, block_svg
+from jaxpage.errors import ConfigError
 from jaxpage.host.block_map import BlockMap, MappedBlock
 
 REQUEST_OF = {1: "a", 2: "a", 3: "b"}
@@ -38,3 +44,24 @@ def test_blocks_of_nobody_are_cached_held_or_not_drawn() -> None:
     assert svg.count(f'fill="{CACHED}"><title>cached') == 1
     assert svg.count(f'fill="{HELD}"><title>held') == 2  # 9 has ended
     assert svg.count("<title>") == 3
+
+
+def test_png_is_drawn_where_its_library_is_and_asks_for_it_where_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrote: dict[str, object] = {}
+
+    class Cairo:
+        @staticmethod
+        def svg2png(bytestring: bytes, *, write_to: str, scale: float) -> None:
+            wrote[write_to] = bytestring
+
+    history = [BlockMap(4, (MappedBlock("free"),))]
+    name = str(tmp_path / "map.png")
+    monkeypatch.setattr(block_picture, "find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"\[png\]"):
+        block_picture.draw_blocks(name, history)
+    monkeypatch.setattr(block_picture, "find_spec", lambda _: object())
+    monkeypatch.setattr(block_picture, "import_module", lambda _: Cairo)
+    block_picture.draw_blocks(name, history)
+    assert wrote[name] == block_svg(history).encode()

@@ -98,6 +98,7 @@ def test_jsonl_lines_come_in_input_order_and_a_bad_one_errs_alone(
         ["a", "--preemption", "maybe"],
         ["a", "--swap-blocks", "-1"],
         ["a", "--block-map", "map.bmp"],
+        ["a", "--block-map", "no/such/folder/map.svg"],
         ["a", "--attention", "flash"],
         ["a", "--tensor-parallel-size", "2"],
         ["a", "--block-size", "0"],

@@ -62,7 +62,7 @@ ROOMS = {
     ),
     "jaxpage.generate": Room(f"jaxpage.cli jaxpage.engine jaxpage.later {HOST} {TEXT}", "jax tqdm"),
     "jaxpage.cli": Room(f"jaxpage.cli jaxpage.later {HOST} {TEXT}", "tqdm"),
-    "jaxpage.cli.block_picture": Room("jaxpage.host.block_map jaxpage.errors"),
+    "jaxpage.cli.block_picture": Room("jaxpage.host.block_map jaxpage.errors", "cairosvg"),
     "pallas_kernels": Room("pallas_kernels", "jax"),
     "convert": Room(
         f"convert jaxpage.models jaxpage.config {TEXT}",
@@ -72,7 +72,7 @@ ROOMS = {
     "convert.torch_io": Room("convert jaxpage.config jaxpage.errors", "numpy ml_dtypes torch"),
 }
 
-LAZY_ONLY = ("torch",)
+LAZY_ONLY = ("torch", "cairosvg")
 """Imported inside a function, so that nobody needs it who does not read such files."""
 PICKLERS = ("_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve")
 """Never. Of `pickle` itself only the error that torch raises may be named."""

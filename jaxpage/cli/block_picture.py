@@ -14,6 +14,8 @@ import colorsys
 import html
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 
@@ -31,15 +33,27 @@ Look = tuple[str, str, bool]
 
 
 def check_picture_name(name: str) -> None:
-    """ConfigError for a picture that can't be drawn."""
-    if not name.endswith(".svg"):
-        raise ConfigError(f"got --block-map {name}, wanted a file that ends in .svg; rename it")
+    """ConfigError for a picture that can't be drawn: before the work, not after it."""
+    if not name.endswith((".svg", ".png")):
+        raise ConfigError(f"got --block-map {name}, wanted a file in .svg or .png; rename it")
+    folder = Path(name).parent
+    if not folder.is_dir():
+        raise ConfigError(f"got --block-map {name}, wanted a folder that exists; make {folder}")
+    if name.endswith(".png") and find_spec("cairosvg") is None:
+        raise ConfigError(
+            f"got --block-map {name} without cairosvg, wanted it for .png; "
+            'pip install ".[png]", or name an .svg file'
+        )
 
 
 def draw_blocks(name: str, history: Seq[BlockMap]) -> None:
-    """Writes the picture of a pool's history, one map a step. Raises OSError."""
+    """Writes the picture of a pool's history, one map a step. Raises ConfigError, OSError."""
     check_picture_name(name)
-    Path(name).write_text(block_svg(history), encoding="utf-8")
+    svg = block_svg(history)
+    if name.endswith(".svg"):
+        Path(name).write_text(svg, encoding="utf-8")
+    else:
+        import_module("cairosvg").svg2png(bytestring=svg.encode(), write_to=name, scale=2)
 
 
 def block_svg(history: Seq[BlockMap]) -> str:

@@ -138,7 +138,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     add("--no-stream", action="store_true", help="print a completion only when it is whole")
     add("--quiet", action="store_true", help="no progress on stderr")
     add("--block-map", metavar="FILE",
-        help="draw which request owned which block, step by step: an .svg file")  # fmt: skip
+        help="draw which request owned which block, step by step: .svg or .png")  # fmt: skip
     add("--stats", action="store_true", help="print the engine's counters on stderr as JSON")
 
 

@@ -151,5 +151,6 @@ def _libraries() -> Iterator[ctypes.CDLL]:
         found = PathFinder.find_spec("_kernels", [folder])
         if found is not None and found.origin is not None:
             library = ctypes.CDLL(found.origin)
-            if library.jaxpage_interface() == INTERFACE:
+            tells = getattr(library, "jaxpage_interface", None)  # what is older does not
+            if tells is not None and tells() == INTERFACE:
                 yield library
