@@ -209,8 +209,11 @@ def test_rows_beyond_the_tokenizer_count_for_nothing(llm: LLM, parts: dict[str, 
     asked = replace(GREEDY, logprobs=2, prompt_logprobs=2)
     wanted, found = (one.generate("Tom has", asked)[0] for one in (llm, padded))
     padded.close()
-    assert found.outputs == wanted.outputs
-    for one, other in zip(found.prompt_logprobs or (), wanted.prompt_logprobs or (), strict=True):
+    (mine,), (theirs,) = found.outputs, wanted.outputs
+    assert (mine.text, mine.token_ids) == (theirs.text, theirs.token_ids)
+    drawn = zip(mine.logprobs or (), theirs.logprobs or (), strict=True)
+    prompts = zip(found.prompt_logprobs or (), wanted.prompt_logprobs or (), strict=True)
+    for one, other in (*drawn, *prompts):
         assert (one is None) == (other is None)
         if one is not None and other is not None:
             assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
