@@ -26,5 +26,7 @@ def test_there_are_snippets_of_the_library_and_of_the_core() -> None:
 
 
 def test_every_option_that_is_named_exists() -> None:
-    known = set(build_parser()._option_string_actions) | {"--to", "--no-deps", "--sample"}
+    known = set(build_parser()._option_string_actions) | {
+        "--to", "--no-deps", "--sample", "--only", "--no-live", "--target",  # other commands'
+    }  # fmt: skip
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) <= known
