@@ -15,27 +15,29 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 HERE = Path("jaxpage/native")
+CALLS = ("ffi.cpp", "ffi_attention.cpp")
+SOURCES = ("product.cpp", "attention.cpp", "rows.cpp")
 FLAGS = ["-std=c++17", "-O3", "-g0", "-ffp-contract=fast", "-fno-math-errno"]
-TABLES = {"kPortable": []}
-"""The kernels are compiled once for each of these tables; a flag more a set of instructions."""
+SETS: dict[str, list[str]] = {"portable": []}
+"""The kernels are compiled once for each of these sets of instructions."""
 if platform.machine() in ("x86_64", "AMD64"):
-    TABLES["kAvx2"] = ["-mavx2", "-mfma"]
-    TABLES["kAvx512"] = ["-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mfma"]
+    SETS["avx2"] = ["-mavx2", "-mfma"]
+    SETS["avx512"] = ["-mavx512f", "-mavx512vl", "-mavx512dq", "-mavx512bw", "-mfma"]
 
 
 class BuildKernels(build_ext):
-    """Compiles one source several times, with flags of its own each time."""
+    """Compiles the kernels several times, with flags of their own each time."""
 
     def build_extension(self, ext: Extension) -> None:
         headers = ["-isystem", _header_directory()]  # their warnings are not ours
         objects = self.compiler.compile(
-            [str(HERE / "ffi.cpp")], self.build_temp, extra_postargs=[*FLAGS, *headers]
+            [str(HERE / name) for name in CALLS], self.build_temp, extra_postargs=[*FLAGS, *headers]
         )
-        for table, flags in TABLES.items():
+        for name, flags in SETS.items():
             objects += self.compiler.compile(
-                [str(HERE / "kernels.cpp")],
-                str(Path(self.build_temp) / table),
-                macros=[("JAXPAGE_KERNELS", table)],
+                [str(HERE / source) for source in SOURCES],
+                str(Path(self.build_temp) / name),
+                macros=[("JAXPAGE_SET", name)],
                 extra_postargs=[*FLAGS, *flags],
             )
         path = Path(self.get_ext_fullpath(ext.name))
@@ -55,8 +57,8 @@ def _header_directory() -> str:
 
 KERNELS = Extension(
     "jaxpage.native._kernels",
-    sources=[str(HERE / name) for name in ("ffi.cpp", "kernels.cpp")],
-    depends=[str(HERE / name) for name in ("kernels.h", "parallel.h", "simd.h")],
+    sources=[str(HERE / name) for name in (*CALLS, *SOURCES)],
+    depends=[str(HERE / name) for name in ("kernels.h", "parallel.h", "prefixes.h", "simd.h")],
     optional=True,  # where it does not compile, the package is pure Python
 )
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxpage import native
+from jaxpage.device.attention_native import attend_native, takes_native
 from jaxpage.device.attention_pallas import attend_pallas
 from jaxpage.device.attention_parts import EXACT, MASKED
 from jaxpage.device.attention_xla import attend_xla
@@ -42,7 +43,7 @@ def make_attention(name: str, *, scale: float, sliding_window: int | None = None
     backends = {
         "reference": attend_reference,
         "xla": attend_xla,
-        "native": attend_native,
+        "native": attend_xla,  # what the kernels do not read
         "pallas": attend_pallas,
     }
     if name not in backends:
@@ -54,6 +55,10 @@ def make_attention(name: str, *, scale: float, sliding_window: int | None = None
     def attention(
         q: Array, k: Array, v: Array, layer_kv: LayerKV, step: StepInput
     ) -> tuple[Array, LayerKV]:
+        if name == "native" and takes_native(layer_kv):
+            return attend_native(
+                q, k, v, layer_kv, step, scale=scale, sliding_window=sliding_window
+            )
         layer_kv = write_kv(layer_kv, k, v, step.slots)
         out = [
             attend(q[part], layer_kv, own, scale=scale, sliding_window=sliding_window)
@@ -92,31 +97,6 @@ def split_mixed(step: StepInput) -> tuple[tuple[slice, StepInput], ...]:
         return part, own
 
     return cut(first, starts[: count + 1]), cut(rest, starts[count:] - count)
-
-
-def attend_native(
-    q: Float[Array, "T N H"],
-    layer_kv: LayerKV,
-    step: StepInput,
-    *,
-    scale: float,
-    sliding_window: int | None = None,
-) -> Float[Array, "T N H"]:
-    """What `attend_reference` computes, on CPUs only; a token's result is the same to the bit
-    in any batch and however its row was cut into steps. float16 pools take the XLA form."""
-    if layer_kv.k.dtype == jnp.float16:
-        return attend_xla(q, layer_kv, step, scale=scale, sliding_window=sliding_window)
-    out = native.paged_attention(
-        q,
-        layer_kv.k,
-        layer_kv.v,
-        block_tables=step.block_tables,
-        context_lens=step.context_lens,
-        query_starts=step.query_starts,
-        scale=scale,
-        sliding_window=sliding_window,
-    )
-    return out.astype(q.dtype)
 
 
 def attend_reference(

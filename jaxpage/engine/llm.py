@@ -99,7 +99,7 @@ class LLM:
         if self.tokenizer is not None:
             num_token_ids = min(num_token_ids, self.tokenizer.vocab_size)
         self.runner = Runner(
-            build_model(config, linear="native" if engine.attention == "native" else "xla"),
+            build_model(config, ops="native" if engine.attention == "native" else "xla"),
             params,
             config=config,
             cache=cache,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import jax.numpy as jnp
@@ -15,7 +16,6 @@ import numpy as np
 from flax import linen as nn
 from jax import Array, lax
 
-from jaxpage import native
 from jaxpage.config import ModelConfig, RopeScaling
 
 MAX_PINNED_TOKENS = 32
@@ -33,9 +33,6 @@ machines whose large float32 products reach 134 and 290 GFLOP/s:
 Few rows are bound by reading the weights, many by arithmetic. From 64 rows on (prefill) the plain
 form takes less processor time too: 243 against 294 ms at 128 rows, 796 against 1086 at 512.
 """
-
-MAX_NATIVE_TOKENS = 64
-"""Most rows for which the native product is used with float32 weights."""
 
 INITIALIZERS = {
     "scale": nn.initializers.ones,
@@ -83,22 +80,6 @@ def linear(
     return y
 
 
-def native_linear(
-    x: Array, w: Array, bias: Array | None = None, *, dtype: jnp.dtype | None = None
-) -> Array:
-    """`linear` by the native CPU kernel up to MAX_NATIVE_TOKENS rows, and for bfloat16 weights.
-
-    A row's result is the same to the bit for any number of rows that the kernel takes.
-    """
-    is_native = x.shape[0] <= MAX_NATIVE_TOKENS and w.dtype != jnp.float16
-    if not is_native and w.dtype != jnp.bfloat16:
-        return linear(x, w, bias, dtype=dtype)
-    y = native.product(x, w.reshape(-1, w.shape[-1])).astype(dtype or x.dtype)
-    if bias is not None:
-        y = y + bias.reshape(1, -1).astype(y.dtype)
-    return y
-
-
 def _precision(x: Array) -> lax.Precision:
     return lax.Precision.HIGHEST if x.dtype == jnp.float32 else lax.Precision.DEFAULT
 
@@ -122,18 +103,50 @@ def _pinned_product(dtype: jnp.dtype | None) -> Callable[[Array, Array], Array]:
     return product
 
 
-class RMSNorm(nn.Module):
+def rms_norm(x: Array, scale: Array, *, eps: float) -> Array:
     """x / rms(x) * scale along the last axis, computed in float32, returned in x's dtype."""
+    wide = x.astype(jnp.float32)
+    inverse_rms = lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + eps)
+    return (wide * inverse_rms * scale.astype(jnp.float32)[None, :]).astype(x.dtype)
+
+
+def swiglu(x: Array) -> Array:
+    """silu(gate) * up of x [T, 2 F], the gate first: [T, F]."""
+    gate, up = jnp.split(x, 2, axis=-1)
+    return nn.silu(gate) * up
+
+
+def rotate_qkv(qkv: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
+    """(q [T, N, H], k [T, K, H], v [T, K, H]) of qkv [T, K, G + 2, H], q and k rotated."""
+    num_tokens, groups, head_dim = qkv.shape[0], qkv.shape[2] - 2, qkv.shape[3]
+    q = qkv[:, :, :groups].reshape(num_tokens, -1, head_dim)
+    return rotate(q, cos, sin), rotate(qkv[:, :, groups], cos, sin), qkv[:, :, groups + 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """What a model computes between its attentions, in the forms of one backend."""
+
+    linear: LinearFn = linear
+    rms_norm: Callable[..., Array] = rms_norm
+    swiglu: Callable[[Array], Array] = swiglu
+    rotate_qkv: Callable[[Array, Array, Array], tuple[Array, Array, Array]] = rotate_qkv
+
+
+XLA_OPS = Ops()
+
+
+class RMSNorm(nn.Module):
+    """`rms_norm` with its own scale [D]."""
 
     eps: float
     dtype: jnp.dtype
+    ops: Ops = XLA_OPS
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         scale = self.param("scale", INITIALIZERS["scale"], (x.shape[-1],), self.dtype)
-        wide = x.astype(jnp.float32)
-        inverse_rms = lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + self.eps)
-        return (wide * inverse_rms * scale.astype(jnp.float32)[None, :]).astype(x.dtype)
+        return self.ops.rms_norm(x, scale, eps=self.eps)
 
 
 class Linear(nn.Module):
@@ -143,7 +156,7 @@ class Linear(nn.Module):
     use_bias: bool
     dtype: jnp.dtype
     result_dtype: jnp.dtype | None = None
-    product: LinearFn = linear
+    ops: Ops = XLA_OPS
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
@@ -153,7 +166,7 @@ class Linear(nn.Module):
         bias = None
         if self.use_bias:
             bias = self.param("bias", INITIALIZERS["bias"], self.features, self.dtype)
-        return self.product(x, kernel, bias, dtype=self.result_dtype)
+        return self.ops.linear(x, kernel, bias, dtype=self.result_dtype)
 
 
 def rotary_cos_sin(config: ModelConfig, step: StepPositions) -> tuple[Array, Array]:

@@ -33,13 +33,12 @@ from jax import Array
 from jaxpage.config import ModelConfig
 from jaxpage.models.layers import (
     INITIALIZERS,
+    XLA_OPS,
     Linear,
-    LinearFn,
+    Ops,
     RMSNorm,
     StepPositions,
-    linear,
     rotary_cos_sin,
-    rotate,
 )
 
 
@@ -64,7 +63,7 @@ class Attention(nn.Module):
     """Grouped-query attention around the attention function that arrives as an argument."""
 
     config: ModelConfig
-    linear: LinearFn = linear
+    ops: Ops = XLA_OPS
 
     @nn.compact
     def __call__(
@@ -76,15 +75,13 @@ class Attention(nn.Module):
         attention: AttentionFn,
     ) -> tuple[Array, Any]:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        num_tokens, groups = x.shape[0], c.group_size
-        features = (c.num_kv_heads, groups + 2, c.head_dim)
-        qkv = Linear(features, c.attention_bias, dtype, product=self.linear, name="qkv")(x)
-        qkv = qkv.reshape(num_tokens, *features)
-        q = qkv[:, :, :groups].reshape(num_tokens, c.num_heads, c.head_dim)
-        k, v = qkv[:, :, groups], qkv[:, :, groups + 1]
-        out, layer_kv = attention(rotate(q, *rotary), rotate(k, *rotary), v, layer_kv, step)
+        num_tokens = x.shape[0]
+        features = (c.num_kv_heads, c.group_size + 2, c.head_dim)
+        qkv = Linear(features, c.attention_bias, dtype, ops=self.ops, name="qkv")(x)
+        q, k, v = self.ops.rotate_qkv(qkv.reshape(num_tokens, *features), *rotary)
+        out, layer_kv = attention(q, k, v, layer_kv, step)
         out = out.reshape(num_tokens, c.num_heads * c.head_dim)
-        project = Linear((c.hidden_size,), c.attention_bias, dtype, product=self.linear, name="out")
+        project = Linear((c.hidden_size,), c.attention_bias, dtype, ops=self.ops, name="out")
         return project(out), layer_kv
 
 
@@ -92,24 +89,21 @@ class MLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
     config: ModelConfig
-    linear: LinearFn = linear
+    ops: Ops = XLA_OPS
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        into = Linear(
-            (2, c.intermediate_size), c.mlp_bias, dtype, product=self.linear, name="gate_up"
-        )
-        gate, up = jnp.split(into(x), 2, axis=-1)
-        out_of = Linear((c.hidden_size,), c.mlp_bias, dtype, product=self.linear, name="down")
-        return out_of(nn.silu(gate) * up)
+        into = Linear((2, c.intermediate_size), c.mlp_bias, dtype, ops=self.ops, name="gate_up")
+        out_of = Linear((c.hidden_size,), c.mlp_bias, dtype, ops=self.ops, name="down")
+        return out_of(self.ops.swiglu(into(x)))
 
 
 class Block(nn.Module):
     """One layer: attention and MLP, each behind a norm and added to the stream."""
 
     config: ModelConfig
-    linear: LinearFn = linear
+    ops: Ops = XLA_OPS
 
     @nn.compact
     def __call__(
@@ -121,13 +115,11 @@ class Block(nn.Module):
         attention: AttentionFn,
     ) -> tuple[Array, Any]:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        h = RMSNorm(c.rms_norm_eps, dtype, name="input_norm")(x)
-        h, layer_kv = Attention(c, self.linear, name="attention")(
-            h, rotary, layer_kv, step, attention
-        )
+        h = RMSNorm(c.rms_norm_eps, dtype, self.ops, name="input_norm")(x)
+        h, layer_kv = Attention(c, self.ops, name="attention")(h, rotary, layer_kv, step, attention)
         x = x + h
-        h = RMSNorm(c.rms_norm_eps, dtype, name="post_attention_norm")(x)
-        return x + MLP(c, self.linear, name="mlp")(h), layer_kv
+        h = RMSNorm(c.rms_norm_eps, dtype, self.ops, name="post_attention_norm")(x)
+        return x + MLP(c, self.ops, name="mlp")(h), layer_kv
 
 
 _TracedOnce = nn.jit(Block, static_argnums=(5,))
@@ -139,7 +131,7 @@ class Embedding(nn.Module):
     """A row of numbers a token id; the same matrix is the output head of tied models."""
 
     config: ModelConfig
-    linear: LinearFn = linear
+    ops: Ops = XLA_OPS
 
     def setup(self) -> None:
         shape = (self.config.vocab_size, self.config.hidden_size)
@@ -151,24 +143,22 @@ class Embedding(nn.Module):
         return jnp.take(self.embedding, tokens, axis=0, mode="clip")
 
     def attend(self, x: Array) -> Array:
-        return self.linear(x, self.embedding, dtype=jnp.dtype(jnp.float32))
+        return self.ops.linear(x, self.embedding, dtype=jnp.dtype(jnp.float32))
 
 
 class Llama(nn.Module):
     """The decoder: `__call__` gives hidden states, `logits` the next-token logits of some."""
 
     config: ModelConfig
-    linear: LinearFn = linear
+    ops: Ops = XLA_OPS
 
     def setup(self) -> None:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        self.embed = Embedding(c, self.linear)
-        self.layers = [_TracedOnce(c, self.linear) for _ in range(c.num_layers)]
-        self.final_norm = RMSNorm(c.rms_norm_eps, dtype)
+        self.embed = Embedding(c, self.ops)
+        self.layers = [_TracedOnce(c, self.ops) for _ in range(c.num_layers)]
+        self.final_norm = RMSNorm(c.rms_norm_eps, dtype, self.ops)
         if not c.tie_word_embeddings:
-            self.lm_head = Linear(
-                (c.vocab_size,), False, dtype, jnp.dtype(jnp.float32), self.linear
-            )
+            self.lm_head = Linear((c.vocab_size,), False, dtype, jnp.dtype(jnp.float32), self.ops)
 
     def __call__(
         self, cache: LayerCache, step: Step, attention: AttentionFn

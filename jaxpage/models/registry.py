@@ -19,37 +19,38 @@ from jax.tree_util import register_dataclass
 from jaxpage import native
 from jaxpage.config import ModelConfig
 from jaxpage.errors import ConfigError
-from jaxpage.models.layers import INITIALIZERS, LinearFn, linear, native_linear
+from jaxpage.models.layers import INITIALIZERS, XLA_OPS, Ops
 from jaxpage.models.llama import Llama
+from jaxpage.models.native_ops import NATIVE_OPS
 
-ARCHITECTURES: Mapping[str, Callable[[ModelConfig, LinearFn], Llama]] = {
+ARCHITECTURES: Mapping[str, Callable[[ModelConfig, Ops], Llama]] = {
     "llama": Llama,
     "mistral": Llama,  # the same layers; the sliding window is in the config
 }
 """Add a row to add a model: a module with Llama's `__call__` and `logits`."""
 
 
-LINEARS: Mapping[str, LinearFn] = {"xla": linear, "native": native_linear}
-"""The forms of the one matrix product that every model here is made of."""
+OPS: Mapping[str, Ops] = {"xla": XLA_OPS, "native": NATIVE_OPS}
+"""The forms of what every model here is made of."""
 
 
-def build_model(config: ModelConfig, *, linear: Literal["xla", "native"] = "xla") -> Llama:
+def build_model(config: ModelConfig, *, ops: Literal["xla", "native"] = "xla") -> Llama:
     """The Linen module of config's architecture; it holds no arrays.
 
-    linear="native" multiplies few rows by the native CPU kernel: faster, for CPUs where it is
-    built (else ConfigError), not differentiable.
+    ops="native" computes by the native CPU kernels: faster, for CPUs where they are built (else
+    ConfigError), not differentiable.
     """
-    if linear not in LINEARS:
-        raise ConfigError(f"got linear={linear!r}, wanted one of {sorted(LINEARS)}; choose one")
-    if linear == "native" and not native.is_built():
-        raise ConfigError(f"got linear='native', wanted 'xla': {native.MISSING}")
+    if ops not in OPS:
+        raise ConfigError(f"got ops={ops!r}, wanted one of {sorted(OPS)}; choose one")
+    if ops == "native" and not native.is_built():
+        raise ConfigError(f"got ops='native', wanted 'xla': {native.MISSING}")
     if config.architecture not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ConfigError(
             f"got architecture {config.architecture!r}, wanted one of: {known}; "
             "convert the model or add a row to jaxpage.models.registry.ARCHITECTURES"
         )
-    return ARCHITECTURES[config.architecture](config, LINEARS[linear])
+    return ARCHITECTURES[config.architecture](config, OPS[ops])
 
 
 def abstract_params(config: ModelConfig) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Native CPU kernels as XLA custom calls: small matrix products and paged attention.
+"""Native CPU kernels as XLA custom calls: small matrix products, what lies between
+them, and paged attention.
 
 They exist where the package was built with a C++ compiler; `is_built` tells. A leaf: knows arrays
 only, no step and no model. In a checkout: python setup.py build_ext --inplace
@@ -6,10 +7,22 @@ only, no step and no model. In a checkout: python setup.py build_ext --inplace
 
 from jaxpage.native.kernels import (
     MISSING,
+    gate,
     instruction_set,
     is_built,
+    norm,
     paged_attention,
     product,
+    rotate,
 )
 
-__all__ = ["MISSING", "instruction_set", "is_built", "paged_attention", "product"]
+__all__ = [
+    "MISSING",
+    "gate",
+    "instruction_set",
+    "is_built",
+    "norm",
+    "paged_attention",
+    "product",
+    "rotate",
+]

@@ -1,5 +1,5 @@
 // What the kernels compute, one job at a time, and the table of them for the processor at hand.
-// A job is what one thread does without waiting for another; ffi.cpp cuts calls into jobs.
+// A job is what one thread does without waiting for another; ffi*.cpp cut calls into jobs.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,37 @@ struct Product {
   int64_t num_rows, num_outputs, size;
 };
 
+// y[t] = x[t] / sqrt(mean of x[t]^2 + eps) * scale
+struct Norm {
+  const float* x;      // [T, size]
+  const float* scale;  // [size]
+  float* y;            // [T, size]
+  int64_t size;
+  float eps;
+};
+
+// y[t, f] = silu(x[t, f]) * x[t, size + f]
+struct Gate {
+  const float* x;  // [T, 2 * size]
+  float* y;        // [T, size]
+  int64_t size;
+};
+
+// A token's queries, key and value of each KV head, lying behind each other, taken apart; pairs
+// (i, i + H / 2) of queries and keys turned by the token's angles.
+struct Rotation {
+  const float* qkv;  // [T, K, group + 2, H]
+  const float *cos, *sin;  // [T, H / 2]
+  float* q;                // [T, K * group, H]
+  float *k, *v;            // [T, K, H]
+  int64_t num_kv_heads, group, head_dim;
+};
+
 // Queries of `row` against its keys in the pool. T tokens, N query heads, K KV heads, G = N / K.
 struct Attention {
-  const float* q;      // [T, N, H]
-  const void* k_pool;  // [P, S, K, H], float or bfloat16
-  const void* v_pool;  // the same shape
+  const float* q;               // [T, N, H]
+  const void* k_pool;           // [P, S, K, H], float or bfloat16
+  const void* v_pool;           // the same shape
   const int32_t* block_tables;  // [B, M]
   float* out;                   // [T, N, H]
   int64_t num_blocks, block_size, num_kv_heads, group, head_dim, table_width;
@@ -32,15 +58,6 @@ constexpr int64_t kChunk = 64;
 constexpr int64_t kPartition = 256;
 constexpr int64_t kMostVectors = 64;  // query vectors (query tokens x group) that a job holds
 
-struct AttentionJob {
-  int64_t row, kv_head;
-  int64_t first_token;     // of q
-  int64_t first_position;  // of that token in its sequence
-  int64_t num_tokens;
-  int64_t first_partition, last_partition;  // the latter excluded
-  float* partial;  // nullptr: write to out. Else one state, for a job of one partition.
-};
-
 // An online softmax (FlashAttention, Dao et al. 2022, algorithm 1) of `vectors` queries in one
 // array: weighted sums of V [vectors, padded H], then largest scores and sums of weights.
 inline int64_t padded_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; }
@@ -51,17 +68,50 @@ inline int64_t scratch_floats(int64_t vectors, int64_t head_dim) {
   return vectors * (padded_dim(head_dim) + kChunk) + 2 * state_floats(vectors, head_dim) + 16;
 }
 
+// What a job leaves for another to go on from: for each of its tokens the sum of the partitions
+// that are whole and the one that is begun, two states of `group` vectors.
+struct AttentionJob {
+  int64_t row, kv_head;    // the row whose table is read
+  const int32_t* tokens;   // of q, num_tokens of them
+  int64_t first_position;  // of the first token in its sequence; the others follow it
+  int64_t num_tokens;
+  int64_t first_chunk, last_chunk;  // the latter excluded
+  float* partial;   // nullptr: write to out. Else one state, for a job of one partition.
+  float* begun;     // nullptr, or the states [T, K, 2] of what was summed before first_chunk
+  bool is_prefix;   // leave `begun` for others, which go on from last_chunk
+};
+
 struct Kernels {
-  // Outputs first_output .. last_output - 1 of all rows.
-  void (*product)(const Product&, bool is_bfloat16, int64_t first_output, int64_t last_output);
+  // Outputs first .. last - 1 of all rows. Those up to `asked`, which the same thread will most
+  // likely take next, may be read ahead.
+  void (*product)(const Product&, bool is_bfloat16, int64_t first, int64_t last, int64_t asked);
+  void (*norm)(const Norm&, int64_t first, int64_t last);    // rows
+  void (*gate)(const Gate&, int64_t first, int64_t last);    // rows
+  void (*rotate)(const Rotation&, int64_t first, int64_t last);  // tokens
   void (*attend)(const Attention&, bool is_bfloat16, const AttentionJob&, float* scratch);
   // The states of a job's partitions, one after the other, as the job's rows of out.
   void (*merge)(const Attention&, const AttentionJob&, const float* partials, float* scratch);
 };
 
-extern const Kernels kPortable;
-#if defined(__x86_64__)
-extern const Kernels kAvx2, kAvx512;
-#endif
+// The best for this processor.
+const Kernels& kernels();
 
 }  // namespace jaxpage
+
+// Every source of kernels is compiled once for each set of instructions, into its own namespace.
+#define JAXPAGE_DECLARE(set)                                                                  \
+  namespace jaxpage::set {                                                                    \
+  void product(const Product&, bool, int64_t, int64_t, int64_t);                              \
+  void norm(const Norm&, int64_t, int64_t);                                                   \
+  void gate(const Gate&, int64_t, int64_t);                                                   \
+  void rotate(const Rotation&, int64_t, int64_t);                                             \
+  void attend(const Attention&, bool, const AttentionJob&, float*);                           \
+  void merge(const Attention&, const AttentionJob&, const float*, float*);                    \
+  inline constexpr Kernels kKernels = {product, norm, gate, rotate, attend, merge};           \
+  }
+
+JAXPAGE_DECLARE(portable)
+#if defined(__x86_64__)
+JAXPAGE_DECLARE(avx2)
+JAXPAGE_DECLARE(avx512)
+#endif

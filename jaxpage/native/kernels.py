@@ -21,8 +21,9 @@ MISSING = (
     "install with a C++ compiler at hand (in a checkout: python setup.py build_ext --inplace)"
 )
 """The one line that whoever falls back shows."""
-INTERFACE = 1
+INTERFACE = 2
 """Counts the changes of what ffi.cpp exports and takes; a library of another count is not used."""
+CALLS = ("product", "norm", "gate", "rotate", "attention")
 WEIGHTS = (jnp.float32, jnp.bfloat16)
 """Dtypes of weights and pools; everything else is float32."""
 
@@ -50,76 +51,139 @@ def product(x: Array, w: Array) -> Array:
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
         raise ConfigError(f"got x {x.shape} and w {w.shape}, wanted [M, D] and [O, D]; reshape")
     _check_dtype("w", w)
-    shape = jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32)
-    return jax.ffi.ffi_call("jaxpage_product", shape)(x.astype(jnp.float32), w)
+    call = jax.ffi.ffi_call("jaxpage_product", _float32((x.shape[0], w.shape[0])))
+    return call(x.astype(jnp.float32), w)
+
+
+def norm(x: Array, scale: Array, *, eps: float) -> Array:
+    """x / rms(x) * scale of rows x [T, D]: float32 [T, D]. Raises ConfigError for other shapes."""
+    _require()
+    if x.ndim != 2 or scale.shape != x.shape[1:]:
+        raise ConfigError(f"got x {x.shape} and scale {scale.shape}, wanted [T, D] and [D]")
+    call = jax.ffi.ffi_call("jaxpage_norm", _float32(x.shape))
+    return call(x.astype(jnp.float32), scale.astype(jnp.float32), eps=np.float32(eps))
+
+
+def gate(x: Array) -> Array:
+    """silu(a) * b of rows x [T, 2 F], a the first half and b the second: float32 [T, F].
+
+    Raises ConfigError for other shapes.
+    """
+    _require()
+    if x.ndim != 2 or x.shape[1] % 2:
+        raise ConfigError(f"got x {x.shape}, wanted [T, 2 F]")
+    call = jax.ffi.ffi_call("jaxpage_gate", _float32((x.shape[0], x.shape[1] // 2)))
+    return call(x.astype(jnp.float32))
+
+
+def rotate(qkv: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
+    """(q [T, K G, H], k [T, K, H], v [T, K, H]) of qkv [T, K, G + 2, H], all float32.
+
+    Pairs (i, i + H / 2) of q and k are turned by their token's angle i: cos, sin [T, H / 2].
+    Raises ConfigError for other shapes.
+    """
+    _require()
+    if qkv.ndim != 4 or qkv.shape[2] < 3 or qkv.shape[3] % 2:
+        raise ConfigError(f"got qkv {qkv.shape}, wanted [T, K, G + 2, H] with H even")
+    tokens, heads, many, size = qkv.shape
+    if cos.shape != (tokens, size // 2) or sin.shape != cos.shape:
+        raise ConfigError(f"got cos {cos.shape} and sin {sin.shape}, wanted {(tokens, size // 2)}")
+    kv = _float32((tokens, heads, size))
+    call = jax.ffi.ffi_call(
+        "jaxpage_rotate", (_float32((tokens, heads * (many - 2), size)), kv, kv)
+    )
+    q, k, v = call(*(each.astype(jnp.float32) for each in (qkv, cos, sin)))
+    return q, k, v
 
 
 def paged_attention(
     q: Array,
+    k: Array,
+    v: Array,
     k_pool: Array,
     v_pool: Array,
     *,
+    slots: Array,
     block_tables: Array,
     context_lens: Array,
     query_starts: Array,
     scale: float,
     sliding_window: int | None = None,
-) -> Array:
-    """Attention of q [T, N, H] over pools [P, S, K, H] that already hold this step's K and V.
+) -> tuple[Array, Array, Array]:
+    """(attention of q [T, N, H], the pools [P, S, K, H] with this step's k and v [T, K, H]).
 
-    Row b has queries query_starts[b]:query_starts[b + 1], the last of its context_lens[b]
-    tokens, in the blocks block_tables[b] (int32 [B, M], [B], [B + 1]). Rows without context and
-    tokens without row get 0. A token's result depends on its own row alone, to the bit, however
-    the row was cut into steps. The result is float32. Raises ConfigError for other shapes or
-    dtypes.
+    Token t is stored at slots[t] first; slots beyond P * S are dropped. Row b has queries
+    query_starts[b]:query_starts[b + 1], the last of its context_lens[b] tokens, in the blocks
+    block_tables[b] (int32 [T], [B, M], [B], [B + 1]). Rows without context and tokens without row
+    get 0. A token's result depends on its own row alone, to the bit, however the row was cut into
+    steps; blocks that rows of one token begin with in common are read once. The result is float32;
+    donated pools are updated in place. Raises ConfigError for other shapes or dtypes.
     """
     _require()
-    _check_attention(
-        q,
-        k_pool,
-        v_pool,
+    _check_attention(q, k, v, k_pool, v_pool)
+    _check_rows(
+        q.shape[0],
+        slots=slots,
         tables=block_tables,
         context_lens=context_lens,
         query_starts=query_starts,
     )
-    if sliding_window is not None and sliding_window < 1:
+    if sliding_window is None:
+        sliding_window = 2**40
+    if sliding_window < 1:
         raise ConfigError(f"got sliding_window={sliding_window}, wanted at least 1 or None")
-    call = jax.ffi.ffi_call("jaxpage_attention", jax.ShapeDtypeStruct(q.shape, jnp.float32))
-    return call(
-        q.astype(jnp.float32),
-        k_pool,
-        v_pool,
-        block_tables,
-        context_lens,
-        query_starts,
-        scale=np.float32(scale),
-        window=np.int64(2**40 if sliding_window is None else sliding_window),
+    pool = jax.ShapeDtypeStruct(k_pool.shape, k_pool.dtype)
+    call = jax.ffi.ffi_call(
+        "jaxpage_attention", (_float32(q.shape), pool, pool), input_output_aliases={3: 1, 4: 2}
     )
+    heads = (each.astype(jnp.float32) for each in (q, k, v))
+    rows = (slots, block_tables, context_lens, query_starts)
+    attributes = {"scale": np.float32(scale), "window": np.int64(sliding_window)}
+    out, k_pool, v_pool = call(*heads, k_pool, v_pool, *rows, **attributes)
+    return out, k_pool, v_pool
 
 
-def _check_attention(
-    q: Array, k: Array, v: Array, *, tables: Array, context_lens: Array, query_starts: Array
+def _float32(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def _check_attention(q: Array, k: Array, v: Array, k_pool: Array, v_pool: Array) -> None:
+    _check_dtype("k_pool", k_pool)
+    if k_pool.shape != v_pool.shape or k_pool.dtype != v_pool.dtype:
+        raise ConfigError(
+            f"got k_pool {k_pool.dtype}{k_pool.shape} and v_pool {v_pool.dtype}{v_pool.shape}, "
+            "wanted the same"
+        )
+    if (
+        q.ndim != 3
+        or k_pool.ndim != 4
+        or q.shape[2] != k_pool.shape[3]
+        or q.shape[1] % k_pool.shape[2]
+    ):
+        raise ConfigError(
+            f"got q {q.shape} and pools {k_pool.shape}, wanted [T, N, H] and [P, S, K, H] with N "
+            "a multiple of K"
+        )
+    if k.shape != (q.shape[0], *k_pool.shape[2:]) or v.shape != k.shape:
+        raise ConfigError(
+            f"got k {k.shape} and v {v.shape}, wanted {(q.shape[0], *k_pool.shape[2:])}"
+        )
+
+
+def _check_rows(
+    num_tokens: int, *, slots: Array, tables: Array, context_lens: Array, query_starts: Array
 ) -> None:
-    _check_dtype("k_pool", k)
-    if k.shape != v.shape or k.dtype != v.dtype:
-        raise ConfigError(
-            f"got k_pool {k.dtype}{k.shape} and v_pool {v.dtype}{v.shape}, wanted the same"
-        )
-    if q.ndim != 3 or k.ndim != 4 or q.shape[2] != k.shape[3] or q.shape[1] % k.shape[2]:
-        raise ConfigError(
-            f"got q {q.shape} and pools {k.shape}, wanted [T, N, H] and [P, S, K, H] with N a "
-            "multiple of K"
-        )
     rows = tables.shape[0]
-    shapes = (tables.ndim, context_lens.shape, query_starts.shape)
-    if shapes != (2, (rows,), (rows + 1,)):
+    shapes = (tables.ndim, slots.shape, context_lens.shape, query_starts.shape)
+    if shapes != (2, (num_tokens,), (rows,), (rows + 1,)):
         raise ConfigError(
-            f"got block_tables {tables.shape}, context_lens {context_lens.shape} and query_starts "
-            f"{query_starts.shape}, wanted [B, M], [B] and [B + 1]"
+            f"got slots {slots.shape}, block_tables {tables.shape}, context_lens "
+            f"{context_lens.shape} and query_starts {query_starts.shape}, wanted [T], [B, M], [B] "
+            "and [B + 1]"
         )
-    for each in (tables, context_lens, query_starts):
+    for each in (slots, tables, context_lens, query_starts):
         if each.dtype != jnp.int32:
-            raise ConfigError(f"got {each.dtype} tables, lengths or starts, wanted int32; cast")
+            raise ConfigError(f"got {each.dtype} slots, tables, lengths or starts, wanted int32")
 
 
 def _check_dtype(name: str, array: Array) -> None:
@@ -139,9 +203,9 @@ def _library() -> ctypes.CDLL | None:
     """The shared object, its functions registered with XLA; None where it is not built."""
     library = next(_libraries(), None)
     if library is not None:
-        for name in ("jaxpage_product", "jaxpage_attention"):
-            handler = jax.ffi.pycapsule(getattr(library, name))
-            jax.ffi.register_ffi_target(name, handler, platform="cpu")
+        for name in CALLS:
+            handler = jax.ffi.pycapsule(getattr(library, f"jaxpage_{name}"))
+            jax.ffi.register_ffi_target(f"jaxpage_{name}", handler, platform="cpu")
     return library
 
 

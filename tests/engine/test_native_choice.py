@@ -39,6 +39,6 @@ def test_asking_for_what_is_not_built_is_refused(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ConfigError, match="build_ext --inplace"):
         make_attention("native", scale=0.123)
     with pytest.raises(ConfigError, match="build_ext --inplace"):
-        build_model(toy_config(), linear="native")
-    with pytest.raises(ConfigError, match="linear"):
-        build_model(toy_config(), linear="eigen")  # type: ignore[arg-type]  # a wrong value
+        build_model(toy_config(), ops="native")
+    with pytest.raises(ConfigError, match="ops"):
+        build_model(toy_config(), ops="eigen")  # type: ignore[arg-type]  # a wrong value

@@ -16,6 +16,9 @@ from jaxpage.errors import ConfigError
 from tests.device import test_attention as contract
 from tests.device.attention_cases import TOLERANCES, Case, build, run, worst_error
 
+NOWHERE = jnp.int32(2**30)
+"""Slots from here on are dropped."""
+
 MORE = {
     "head 64, group 3": Case(rows=((700, 1), (33, 1)), group=3, head_dim=64, block_size=16),
     "head 80, group 4": Case(rows=((150, 150), (70, 1)), group=4, head_dim=80, block_size=7),
@@ -74,9 +77,11 @@ def test_cuts_change_no_bit(window: int | None) -> None:
 
     def last(fed: int, others: int = 0) -> np.ndarray:
         rows = 1 + others
-        out = native.paged_attention(
+        out, *_ = native.paged_attention(
             jnp.concatenate([jnp.asarray(q[-fed:]), jnp.ones((others, 6, 64))]),
+            *(jnp.zeros((fed + others, 2, 64)),) * 2,
             *(jnp.asarray(pool) for pool in pools),
+            slots=NOWHERE + jnp.arange(fed + others),
             block_tables=jnp.asarray(np.tile(table, (rows, 1))),
             context_lens=jnp.full(rows, context, jnp.int32),
             query_starts=jnp.asarray([0, *range(fed, fed + rows)], jnp.int32),
@@ -89,6 +94,44 @@ def test_cuts_change_no_bit(window: int | None) -> None:
     assert np.abs(alone).max() > 0.01
     for fed, others in ((1, 30), (70, 0), (21, 0), (2, 3)):
         np.testing.assert_array_equal(last(fed, others), alone)
+
+
+@pytest.mark.parametrize("num_others", [0, 2, 30])
+def test_sharing_blocks_changes_no_bit(num_others: int) -> None:
+    """Rows that begin with the same blocks, in two groups one inside the other, beside rows that
+    share nothing: each equals itself with a table of its own, whose blocks are copies."""
+    rng, size, width = np.random.default_rng(1), 16, 42
+    shared = [(20, 5), (20, 9), (20, 20), (12, 30), (12, 12), (0, 33)]  # shared and own blocks
+    pools = rng.standard_normal((2, 600, size, 2, 64), dtype=np.float32)
+    own = iter(range(30, 600))
+    tables = np.zeros((len(shared) + num_others, width), np.int32)
+    apart = tables.copy()
+    for row, (common, more) in enumerate([*shared, *[(0, 4)] * num_others]):
+        tables[row, : common + more] = [*range(1, common + 1), *(next(own) for _ in range(more))]
+        apart[row] = tables[row]
+        for index in range(common):
+            apart[row, index] = block = next(own)
+            pools[:, block] = pools[:, index + 1]
+    lens = (tables > 0).sum(1) * size - np.arange(len(tables)) % 7
+    q = rng.standard_normal((len(tables), 6, 64), dtype=np.float32)
+
+    def attend(tables: np.ndarray) -> np.ndarray:
+        out, *_ = native.paged_attention(
+            jnp.asarray(q),
+            *(jnp.zeros((len(tables), 2, 64)),) * 2,
+            *(jnp.asarray(pool) for pool in pools),
+            slots=NOWHERE + jnp.arange(len(tables)),
+            block_tables=jnp.asarray(tables),
+            context_lens=jnp.asarray(lens, jnp.int32),
+            query_starts=jnp.arange(len(tables) + 1, dtype=jnp.int32),
+            scale=0.125,
+        )
+        return np.asarray(out)
+
+    got = attend(tables)
+    np.testing.assert_array_equal(got, attend(apart))
+    pools[:, 1] += 1  # a block that the first rows share, and not their copies
+    assert (np.abs(attend(tables)[:5] - got[:5]).max((1, 2)) > 0).all()
 
 
 def test_pools_stay_in_place() -> None:
@@ -108,6 +151,9 @@ def test_pools_stay_in_place() -> None:
 
 GOOD = {
     "q": jnp.zeros((2, 6, 8)),
+    "k": jnp.zeros((2, 2, 8)),
+    "v": jnp.zeros((2, 2, 8)),
+    "slots": jnp.zeros(2, jnp.int32),
     "k_pool": jnp.zeros((3, 4, 2, 8)),
     "v_pool": jnp.zeros((3, 4, 2, 8)),
     "block_tables": jnp.zeros((2, 2), jnp.int32),
@@ -123,6 +169,8 @@ GOOD = {
         ({"q": jnp.zeros((2, 6, 4))}, "multiple"),
         ({"v_pool": jnp.zeros((3, 4, 2, 4))}, "the same"),
         ({"k_pool": jnp.zeros((3, 4, 2, 8), jnp.float16)}, "cast"),
+        ({"k": jnp.zeros((2, 1, 8))}, "wanted"),
+        ({"slots": jnp.zeros(3, jnp.int32)}, r"\[T\]"),
         ({"context_lens": jnp.zeros(3, jnp.int32)}, r"\[B\]"),
         ({"query_starts": jnp.zeros(3, jnp.float32)}, "int32"),
     ],

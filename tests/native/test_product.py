@@ -13,7 +13,8 @@ import pytest
 
 from jaxpage import native
 from jaxpage.errors import ConfigError
-from jaxpage.models.layers import MAX_NATIVE_TOKENS, linear, native_linear
+from jaxpage.models import native_ops
+from jaxpage.models.layers import linear
 
 TOLERANCE = 1e-6
 """Largest error over the norms of the two vectors multiplied."""
@@ -74,19 +75,19 @@ def test_a_broken_row_hurts_no_other() -> None:
     np.testing.assert_array_equal(got[others], good[others])
 
 
-@pytest.mark.parametrize("rows", [3, MAX_NATIVE_TOKENS, MAX_NATIVE_TOKENS + 1])
+@pytest.mark.parametrize("rows", [3, native_ops.MAX_TOKENS, native_ops.MAX_TOKENS + 1])
 def test_native_linear_keeps_what_linear_promises(rows: int) -> None:
     x, w = numbers(rows, 12, 16)
     bias = jnp.arange(12, dtype=jnp.float32)
     for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
         a, b = jnp.asarray(x).astype(dtype), jnp.asarray(w).astype(dtype)
-        got = native_linear(a, b.reshape(3, 4, 16), bias.reshape(3, 4).astype(dtype))
+        got = native_ops.linear(a, b.reshape(3, 4, 16), bias.reshape(3, 4).astype(dtype))
         want = linear(a, b, bias.astype(dtype))
         assert got.dtype == want.dtype
         np.testing.assert_allclose(
             np.asarray(got, np.float32), np.asarray(want, np.float32), rtol=2e-2, atol=6e-2
         )
-        wide = native_linear(a, b, dtype=jnp.dtype(jnp.float32))
+        wide = native_ops.linear(a, b, dtype=jnp.dtype(jnp.float32))
         assert wide.dtype == jnp.float32
 
 

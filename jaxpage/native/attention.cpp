@@ -1,4 +1,4 @@
-// The kernels themselves, compiled once for each instruction set (JAXPAGE_KERNELS names the table).
+// Attention over a paged pool: one function for decode, prefill and mixed steps.
 #include "kernels.h"
 
 #include "simd.h"
@@ -10,87 +10,7 @@ using namespace jaxpage;
 constexpr float kMasked = -1e30f;  // -inf minus -inf would be NaN
 constexpr float kNothing = kMasked / 2;  // top score of no keys: masked keys weigh 0 beside it
 constexpr float kTiny = 1.17549435e-38f;
-
-// ---- products ----
-
-// A tile is kPanel outputs (rows of w) by kPair rows of x. It is high and narrow because x comes
-// from the second level of cache, while kDepth entries of a panel stay in the first; kBatch rows
-// share them before the next ones are taken up.
-constexpr int64_t kDepth = 640;
-constexpr int64_t kBatch = 64;
-
-// Entries from .. to - 1 of a tile, whose first `outputs` outputs are real; sums of a part that is
-// not the last wait in `kept`.
-template <int kUsed, class W, class Step>
-JAXPAGE_INLINE void product_tile(const Product& p, const W* const* w, int64_t row, int64_t output,
-                                 int64_t outputs, int64_t from, int64_t to, Vec (*kept)[kPanel],
-                                 Step step) {
-  const float* x[kPair];
-  for (int c = 0; c < kUsed; ++c) x[c] = p.x + (row + c) * p.size;
-  Vec sums[kPair][kPanel];
-  for (int c = 0; c < kUsed; ++c) {
-    for (int r = 0; r < kPanel; ++r) sums[c][r] = from ? kept[c][r] : Vec{};
-  }
-  dot_tile<kPanel, kUsed>(w, x, from, to, sums, step);
-  if (to < p.size) {
-    for (int c = 0; c < kUsed; ++c) {
-      for (int r = 0; r < kPanel; ++r) kept[c][r] = sums[c][r];
-    }
-    return;
-  }
-  float results[kPair][kPanel];
-  finish_tile<kPanel, kUsed>(sums, results);
-  for (int c = 0; c < kUsed; ++c) {
-    float* y = p.y + (row + c) * p.num_outputs + output;
-    if (outputs == kPanel) {
-      __builtin_memcpy(y, results[c], sizeof results[c]);
-    } else {
-      for (int64_t r = 0; r < outputs; ++r) y[r] = results[c][r];
-    }
-  }
-}
-
-// A panel comes from memory while the one before is multiplied: between any two steps of a tile a
-// cache line or more of the next panel is asked for.
-template <class W>
-JAXPAGE_INLINE void product_panels(const Product& p, int64_t first, int64_t last) {
-  const W* all = static_cast<const W*>(p.w);
-  const int64_t bytes = kPanel * p.size * static_cast<int64_t>(sizeof(W));
-  const int64_t steps = (p.num_rows + 1) / 2 * (p.size / kLanes) + 1;
-  const int64_t lines_a_step = (bytes / 64 + steps - 1) / steps;
-  Vec kept[kBatch][kPanel];
-  for (int64_t output = first; output < last; output += kPanel) {
-    const int64_t outputs = last - output < kPanel ? last - output : kPanel;
-    const W* w[kPanel];
-    for (int r = 0; r < kPanel; ++r) w[r] = all + (output + (r < outputs ? r : 0)) * p.size;
-    const char* ahead = reinterpret_cast<const char*>(all + (output + kPanel) * p.size);
-    const char* end = output + 2 * kPanel <= last ? ahead + bytes : ahead;
-    auto prefetch = [&] {
-      for (int64_t line = 0; line < lines_a_step && ahead < end; ++line, ahead += 64) {
-        __builtin_prefetch(ahead, 0, 3);
-      }
-    };
-    for (int64_t batch = 0; batch < p.num_rows; batch += kBatch) {
-      const int64_t rows = p.num_rows - batch < kBatch ? p.num_rows - batch : kBatch;
-      for (int64_t from = 0; from < p.size; from += kDepth) {
-        const int64_t to = from + kDepth < p.size ? from + kDepth : p.size;
-        int64_t row = 0;
-        for (; row + kPair <= rows; row += kPair) {
-          product_tile<kPair>(p, w, batch + row, output, outputs, from, to, kept + row, prefetch);
-        }
-        if (row < rows) {
-          product_tile<1>(p, w, batch + row, output, outputs, from, to, kept + row, prefetch);
-        }
-      }
-    }
-  }
-}
-
-void product(const Product& p, bool is_bfloat16, int64_t first, int64_t last) {
-  is_bfloat16 ? product_panels<BFloat16>(p, first, last) : product_panels<float>(p, first, last);
-}
-
-// ---- attention ----
+constexpr int64_t kChunks = kPartition / kChunk;
 
 struct State {
   float* acc;    // [vectors, padded H]
@@ -104,6 +24,13 @@ struct State {
 struct Chunk {
   int64_t base, low, high;
   int64_t offsets[kChunk];
+};
+
+// What memory is asked for while a chunk is computed: its own values, and the keys of the next.
+// Only the first query vectors of a job ask.
+struct Ahead {
+  bool is_first;
+  const Chunk* next;  // nullptr: none
 };
 
 template <class T>
@@ -131,8 +58,16 @@ Chunk locate(const Attention& a, const AttentionJob& job, int64_t base, int64_t 
   return chunk;
 }
 
+// Asks memory for a head of one token in a pool.
+template <class T>
+JAXPAGE_INLINE void ask(const void* pool, int64_t offset, int64_t head_dim) {
+  const char* from = reinterpret_cast<const char*>(static_cast<const T*>(pool) + offset);
+  const int64_t bytes = head_dim * static_cast<int64_t>(sizeof(T));
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 3);
+}
+
 template <int kUsed, class T>
-JAXPAGE_INLINE void score_tile(const Attention& a, const Chunk& chunk, const float* q,
+JAXPAGE_INLINE void score_tile(const Attention& a, const Chunk& chunk, Ahead ahead, const float* q,
                                float* scores) {
   const T* pool = static_cast<const T*>(a.k_pool);
   const float* queries[kColumns];
@@ -140,6 +75,9 @@ JAXPAGE_INLINE void score_tile(const Attention& a, const Chunk& chunk, const flo
   for (int64_t t = chunk.low & ~3; t < chunk.high; t += kKeys) {
     const T* keys[kKeys];
     for (int r = 0; r < kKeys; ++r) keys[r] = pool + chunk.offsets[t + r];
+    for (int r = 0; ahead.is_first && r < kKeys; ++r) {
+      ask<T>(a.v_pool, chunk.offsets[t + r], a.head_dim);
+    }
     Vec sums[kColumns][kKeys] = {};
     dot_tile<kKeys, kUsed>(keys, queries, 0, a.head_dim, sums, [] {});
     float results[kColumns][kKeys];
@@ -177,8 +115,9 @@ JAXPAGE_INLINE float weigh(float* scores, int64_t low, int64_t high, float& top,
 
 // acc = acc * fade + weights . V for `kUsed` queries and `kVecs` vectors of the head, from `at` on.
 template <int kUsed, int kVecs, class T>
-JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, const float* weights,
-                               const float* fades, float* acc, int64_t at, int part) {
+JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, const Chunk* next,
+                               const float* weights, const float* fades, float* acc, int64_t at,
+                               int part) {
   const T* pool = static_cast<const T*>(a.v_pool) + at;
   const int64_t padded = padded_dim(a.head_dim);
   Vec sums[kUsed][kVecs];
@@ -188,6 +127,7 @@ JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, const flo
     }
   }
   for (int64_t t = chunk.low; t < chunk.high; ++t) {
+    if (next && t >= next->low && t < next->high) ask<T>(a.k_pool, next->offsets[t], a.head_dim);
     Vec value[kVecs];
     for (int i = 0; i < kVecs; ++i) {
       const T* from = pool + chunk.offsets[t] + i * kLanes;
@@ -204,36 +144,41 @@ JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, const flo
 }
 
 template <int kUsed, class T>
-JAXPAGE_INLINE void add_head(const Attention& a, const Chunk& chunk, const float* weights,
-                             const float* fades, float* acc) {
+JAXPAGE_INLINE void add_head(const Attention& a, const Chunk& chunk, Ahead ahead,
+                             const float* weights, const float* fades, float* acc) {
   constexpr int kWide = 4;
   const int64_t whole = a.head_dim / kLanes * kLanes;
   int64_t at = 0;
+  auto next = [&] { return at == 0 ? ahead.next : nullptr; };  // asked for once
   for (; at + kWide * kLanes <= whole; at += kWide * kLanes) {
-    add_values<kUsed, kWide, T>(a, chunk, weights, fades, acc, at, 0);
+    add_values<kUsed, kWide, T>(a, chunk, next(), weights, fades, acc, at, 0);
   }
-  for (; at < whole; at += kLanes) add_values<kUsed, 1, T>(a, chunk, weights, fades, acc, at, 0);
-  if (at < a.head_dim) {
-    add_values<kUsed, 1, T>(a, chunk, weights, fades, acc, at, static_cast<int>(a.head_dim - at));
+  for (; at < whole; at += kLanes) {
+    add_values<kUsed, 1, T>(a, chunk, next(), weights, fades, acc, at, 0);
+  }
+  if (const int part = static_cast<int>(a.head_dim - at)) {
+    add_values<kUsed, 1, T>(a, chunk, next(), weights, fades, acc, at, part);
   }
 }
 
 // One chunk for `kUsed` query vectors, the first of which is vector `first` of the job.
 template <int kUsed, class T>
 JAXPAGE_INLINE void add_chunk(const Attention& a, const AttentionJob& job, const Chunk& chunk,
-                              int64_t first, const float* q, float* scores, State state) {
+                              const Chunk* next, int64_t first, const float* q, float* scores,
+                              State state) {
   const int64_t padded = padded_dim(a.head_dim);
+  const Ahead ahead{first == 0, first == 0 ? next : nullptr};
   scores += first * kChunk;
-  score_tile<kUsed, T>(a, chunk, q + first * padded, scores);
+  score_tile<kUsed, T>(a, chunk, ahead, q + first * padded, scores);
   float fades[kUsed];
   for (int c = 0; c < kUsed; ++c) {
-    const int64_t position = job.first_position + (first + c) / a.group;
+    const int64_t position = job.first_position + (job.is_prefix ? 0 : (first + c) / a.group);
     const int64_t oldest = position - a.window + 1 - chunk.base, newest = position - chunk.base;
     const int64_t low = oldest > chunk.low ? oldest < kChunk ? oldest : kChunk : chunk.low;
     const int64_t high = newest < chunk.high ? newest < 0 ? 0 : newest + 1 : chunk.high;
     fades[c] = weigh(scores + c * kChunk, low, high, state.top[first + c], state.total[first + c]);
   }
-  add_head<kUsed, T>(a, chunk, scores, fades, state.acc + first * padded);
+  add_head<kUsed, T>(a, chunk, ahead, scores, fades, state.acc + first * padded);
 }
 
 void clear(State state, int64_t vectors, int64_t padded) {
@@ -241,27 +186,30 @@ void clear(State state, int64_t vectors, int64_t padded) {
   for (int64_t i = 0; i < vectors; ++i) state.top[i] = kNothing, state.total[i] = 0;
 }
 
-// Keys of one partition, added to an empty state.
-template <class T>
-void attend_partition(const Attention& a, const AttentionJob& job, int64_t partition,
-                      const float* q, float* scores, State state) {
-  const int64_t vectors = job.num_tokens * a.group;
-  clear(state, vectors, padded_dim(a.head_dim));
+// Positions of the keys that a job's queries see.
+struct Seen {
+  int64_t start, end;
+};
+
+Seen seen_by(const Attention& a, const AttentionJob& job) {
   const int64_t oldest = job.first_position - a.window + 1;
-  const int64_t start = oldest > 0 ? oldest : 0, end = job.first_position + job.num_tokens;
-  for (int64_t base = partition * kPartition; base < (partition + 1) * kPartition; base += kChunk) {
-    if (base >= end || base + kChunk <= start) continue;
-    const Chunk chunk = locate<T>(a, job, base, start, end);
-    int64_t first = 0;
-    for (; first + kColumns <= vectors; first += kColumns) {
-      add_chunk<kColumns, T>(a, job, chunk, first, q, scores, state);
-    }
-    const int64_t left = vectors - first;
-    if (left == 1) add_chunk<1, T>(a, job, chunk, first, q, scores, state);
-    if constexpr (kColumns > 2) {
-      if (left == 2) add_chunk<2, T>(a, job, chunk, first, q, scores, state);
-      if (left == 3) add_chunk<3, T>(a, job, chunk, first, q, scores, state);
-    }
+  return {oldest > 0 ? oldest : 0, job.first_position + (job.is_prefix ? 0 : job.num_tokens)};
+}
+
+// Adds a chunk to a state, for all query vectors of a job.
+template <class T>
+void add_chunk_to_all(const Attention& a, const AttentionJob& job, const Chunk& chunk,
+                      const Chunk* next, const float* q, float* scores, State state) {
+  const int64_t vectors = job.num_tokens * a.group;
+  int64_t first = 0;
+  for (; first + kColumns <= vectors; first += kColumns) {
+    add_chunk<kColumns, T>(a, job, chunk, next, first, q, scores, state);
+  }
+  const int64_t left = vectors - first;
+  if (left == 1) add_chunk<1, T>(a, job, chunk, next, first, q, scores, state);
+  if constexpr (kColumns > 2) {
+    if (left == 2) add_chunk<2, T>(a, job, chunk, next, first, q, scores, state);
+    if (left == 3) add_chunk<3, T>(a, job, chunk, next, first, q, scores, state);
   }
 }
 
@@ -282,10 +230,31 @@ void merge_states(State state, State more, int64_t vectors, int64_t padded) {
 void write_out(const Attention& a, const AttentionJob& job, State state) {
   const int64_t padded = padded_dim(a.head_dim), num_heads = a.num_kv_heads * a.group;
   for (int64_t v = 0; v < job.num_tokens * a.group; ++v) {
-    const int64_t token = job.first_token + v / a.group, head = job.kv_head * a.group + v % a.group;
+    const int64_t token = job.tokens[v / a.group], head = job.kv_head * a.group + v % a.group;
     float* out = a.out + (token * num_heads + head) * a.head_dim;
     const float total = state.total[v] > kTiny ? state.total[v] : kTiny;  // of nothing: 0 / tiny
     for (int64_t i = 0; i < a.head_dim; ++i) out[i] = state.acc[v * padded + i] / total;
+  }
+}
+
+// Between a job's states and those of its tokens: what is summed of whole partitions, and of the
+// one that is begun.
+template <bool kOut>
+void move_begun(const Attention& a, const AttentionJob& job, State state, State more) {
+  const int64_t padded = padded_dim(a.head_dim);
+  auto move = [](float* here, float* there, int64_t count) {
+    __builtin_memcpy(kOut ? there : here, kOut ? here : there, count * sizeof(float));
+  };
+  for (int64_t i = 0; i < job.num_tokens; ++i) {
+    const int64_t floats = state_floats(a.group, a.head_dim), first = i * a.group;
+    const int64_t place = (job.tokens[i] * a.num_kv_heads + job.kv_head) * 2;
+    for (int64_t part = 0; part < 2; ++part) {
+      const State mine = part ? more : state;
+      const State theirs(job.begun + (place + part) * floats, a.group, padded);
+      move(mine.acc + first * padded, theirs.acc, a.group * padded);
+      move(mine.top + first, theirs.top, a.group);
+      move(mine.total + first, theirs.total, a.group);
+    }
   }
 }
 
@@ -295,7 +264,7 @@ void attend_typed(const Attention& a, const AttentionJob& job, float* scratch) {
   const int64_t vectors = job.num_tokens * a.group;
   float* q = scratch;
   for (int64_t v = 0; v < vectors; ++v) {
-    const int64_t token = job.first_token + v / a.group, head = job.kv_head * a.group + v % a.group;
+    const int64_t token = job.tokens[v / a.group], head = job.kv_head * a.group + v % a.group;
     const float* from = a.q + (token * num_heads + head) * a.head_dim;
     for (int64_t i = 0; i < a.head_dim; ++i) q[v * padded + i] = from[i] * a.scale;
   }
@@ -303,13 +272,42 @@ void attend_typed(const Attention& a, const AttentionJob& job, float* scratch) {
   float* states = scores + vectors * kChunk;
   State state(job.partial ? job.partial : states, vectors, padded);
   State more(states + state_floats(vectors, a.head_dim), vectors, padded);
-  attend_partition<T>(a, job, job.first_partition, q, scores, state);
-  for (int64_t partition = job.first_partition + 1; partition < job.last_partition; ++partition) {
-    attend_partition<T>(a, job, partition, q, scores, more);
-    merge_states(state, more, vectors, padded);
+  if (job.begun && !job.is_prefix) move_begun<false>(a, job, state, more);
+  bool is_empty = !job.begun || job.is_prefix || job.first_chunk < kChunks;
+  const Seen seen = seen_by(a, job);
+  // Partitions begin with chunks that a window may hide wholly: those add nothing.
+  auto is_seen = [&](int64_t index) { return (index + 1) * kChunk > seen.start; };
+  Chunk chunks[2];
+  for (int64_t index = job.first_chunk; index < job.last_chunk; ++index) {
+    if (index % kChunks == 0) clear(more, vectors, padded);
+    if (is_seen(index)) {
+      Chunk& chunk = chunks[index % 2];
+      Chunk& next = chunks[(index + 1) % 2];
+      const bool is_first = index == job.first_chunk || !is_seen(index - 1);
+      if (is_first) chunk = locate<T>(a, job, index * kChunk, seen.start, seen.end);
+      const bool is_last = index + 1 == job.last_chunk;
+      if (!is_last) next = locate<T>(a, job, (index + 1) * kChunk, seen.start, seen.end);
+      add_chunk_to_all<T>(a, job, chunk, is_last ? nullptr : &next, q, scores, more);
+    }
+    const bool is_whole = (index + 1) % kChunks == 0;
+    if (!is_whole && (job.is_prefix || index + 1 < job.last_chunk)) continue;
+    if (is_empty) {
+      __builtin_memcpy(state.acc, more.acc, state_floats(vectors, a.head_dim) * sizeof(float));
+    } else {
+      merge_states(state, more, vectors, padded);
+    }
+    is_empty = false;
   }
-  if (!job.partial) write_out(a, job, state);
+  if (job.is_prefix) {
+    move_begun<true>(a, job, state, more);
+  } else if (!job.partial) {
+    write_out(a, job, state);
+  }
 }
+
+}  // namespace
+
+namespace jaxpage::JAXPAGE_SET {
 
 void attend(const Attention& a, bool is_bfloat16, const AttentionJob& job, float* scratch) {
   is_bfloat16 ? attend_typed<BFloat16>(a, job, scratch) : attend_typed<float>(a, job, scratch);
@@ -320,13 +318,12 @@ void merge(const Attention& a, const AttentionJob& job, const float* partials, f
   const int64_t floats = state_floats(vectors, a.head_dim);
   __builtin_memcpy(scratch, partials, floats * sizeof(float));
   State state(scratch, vectors, padded);
-  for (int64_t p = 1; p < job.last_partition - job.first_partition; ++p) {
+  const int64_t parts = (job.last_chunk + kChunks - 1) / kChunks - job.first_chunk / kChunks;
+  for (int64_t p = 1; p < parts; ++p) {
     const State more(const_cast<float*>(partials) + p * floats, vectors, padded);
     merge_states(state, more, vectors, padded);
   }
   write_out(a, job, state);
 }
 
-}  // namespace
-
-const jaxpage::Kernels jaxpage::JAXPAGE_KERNELS = {product, attend, merge};
+}  // namespace jaxpage::JAXPAGE_SET

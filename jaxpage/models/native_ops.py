@@ -1,0 +1,47 @@
+"""What lies between a model's attentions, by the native CPU kernels."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxpage import native
+from jaxpage.models import layers
+
+MAX_TOKENS = 64
+"""Most rows for which the native product is used with float32 weights."""
+
+
+def linear(
+    x: Array, w: Array, bias: Array | None = None, *, dtype: jnp.dtype | None = None
+) -> Array:
+    """`layers.linear` by the native CPU kernel up to MAX_TOKENS rows, and for bfloat16 weights.
+
+    A row's result is the same to the bit for any number of rows that the kernel takes.
+    """
+    is_native = x.shape[0] <= MAX_TOKENS and w.dtype != jnp.float16
+    if not is_native and w.dtype != jnp.bfloat16:
+        return layers.linear(x, w, bias, dtype=dtype)
+    y = native.product(x, w.reshape(-1, w.shape[-1])).astype(dtype or x.dtype)
+    if bias is not None:
+        y = y + bias.reshape(1, -1).astype(y.dtype)
+    return y
+
+
+def rms_norm(x: Array, scale: Array, *, eps: float) -> Array:
+    """`layers.rms_norm`, natively."""
+    return native.norm(x, scale, eps=eps).astype(x.dtype)
+
+
+def swiglu(x: Array) -> Array:
+    """`layers.swiglu`, natively, in float32 inside."""
+    return native.gate(x).astype(x.dtype)
+
+
+def rotate_qkv(qkv: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
+    """`layers.rotate_qkv`, natively. XLA would compute the cosines again in every layer."""
+    q, k, v = (each.astype(qkv.dtype) for each in native.rotate(qkv, cos, sin))
+    return q, k, v
+
+
+NATIVE_OPS = layers.Ops(linear, rms_norm, swiglu, rotate_qkv)

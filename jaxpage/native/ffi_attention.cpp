@@ -1,0 +1,229 @@
+// The custom call of attention: stores a step's keys and values in the pools, then attends.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "parallel.h"
+#include "prefixes.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+using namespace jaxpage;
+
+namespace {
+
+using Shape = ffi::Span<const int64_t>;
+using Numbers = std::unique_ptr<float[]>;  // not initialised
+
+bool same(Shape a, Shape b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
+
+// The upper half of a float, rounded to the nearest, ties to even; NaN stays NaN.
+uint16_t to_bfloat16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
+  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+}
+
+// Rows of `from` at their slots of a pool; slots beyond the pool are dropped.
+void store(const float* from, void* pool, bool is_bfloat16, const int32_t* slots,
+           int64_t num_tokens, int64_t num_slots, int64_t size) {
+  for (int64_t t = 0; t < num_tokens; ++t, from += size) {
+    if (slots[t] < 0 || slots[t] >= num_slots) continue;
+    if (is_bfloat16) {
+      uint16_t* to = static_cast<uint16_t*>(pool) + slots[t] * size;
+      std::transform(from, from + size, to, to_bfloat16);
+    } else {
+      std::memcpy(static_cast<float*>(pool) + slots[t] * size, from, size * sizeof(float));
+    }
+  }
+}
+
+// Rows of a step: row b has tokens starts[b] .. starts[b + 1] - 1, the last of its context.
+struct Rows {
+  const int32_t *context_lens, *starts;
+  int64_t count, num_tokens;
+};
+
+// Tiles of up to kMostVectors query vectors of one row and KV head. The last tiles of a prompt,
+// which see most keys, come first.
+std::vector<AttentionJob> cut_jobs(const Attention& a, const Rows& rows, const int32_t* tokens) {
+  std::vector<AttentionJob> jobs;
+  const int64_t tile = a.group < kMostVectors ? kMostVectors / a.group : 1;
+  const int64_t most = a.table_width * a.block_size;
+  for (int64_t row = 0; row < rows.count; ++row) {
+    const int64_t context = std::min<int64_t>(rows.context_lens[row], most);
+    const int64_t begin = std::max<int64_t>(rows.starts[row], 0);
+    const int64_t count = std::min<int64_t>(rows.starts[row + 1], rows.num_tokens) - begin;
+    if (context <= 0 || count <= 0 || count > context) continue;
+    for (int64_t skip = (count - 1) / tile * tile; skip >= 0; skip -= tile) {
+      const int64_t here = std::min(count - skip, tile), position = context - count + skip;
+      const int64_t oldest = std::max<int64_t>(position - a.window + 1, 0);
+      const int64_t first = oldest / kPartition * (kPartition / kChunk);
+      const int64_t last = (position + here + kChunk - 1) / kChunk;
+      for (int64_t head = 0; head < a.num_kv_heads; ++head) {
+        jobs.push_back({row, head, tokens + begin + skip, position, here, first, last, nullptr,
+                        nullptr, false});
+      }
+    }
+  }
+  return jobs;
+}
+
+int64_t most_vectors(const Attention& a, const std::vector<AttentionJob>& jobs) {
+  int64_t vectors = 1;
+  for (const auto& job : jobs) vectors = std::max(vectors, job.num_tokens * a.group);
+  return vectors;
+}
+
+void run_jobs(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
+              const std::vector<AttentionJob>& jobs) {
+  const int64_t floats = scratch_floats(most_vectors(a, jobs), a.head_dim);
+  const Numbers scratch(new float[num_workers(pool) * floats]);
+  parallel_for(pool, jobs.size(), [&](int64_t job, int64_t worker, bool) {
+    kernels().attend(a, is_bfloat16, jobs[job], scratch.get() + worker * floats);
+  });
+}
+
+int64_t num_partitions(const AttentionJob& job) {
+  constexpr int64_t kChunks = kPartition / kChunk;
+  return (job.last_chunk + kChunks - 1) / kChunks - job.first_chunk / kChunks;
+}
+
+// Few jobs over many keys: a job a partition, its state kept, and all merged at the end.
+void run_split(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
+               const std::vector<AttentionJob>& jobs) {
+  std::vector<int64_t> starts;
+  int64_t needed = 0;
+  for (const auto& job : jobs) {
+    starts.push_back(needed);
+    needed += num_partitions(job) * state_floats(job.num_tokens * a.group, a.head_dim);
+  }
+  const Numbers partials(new float[needed]);
+  std::vector<AttentionJob> parts;
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    AttentionJob part = jobs[i];
+    part.partial = partials.get() + starts[i];
+    for (int64_t chunk = jobs[i].first_chunk; chunk < jobs[i].last_chunk;) {
+      part.first_chunk = chunk;
+      chunk = part.last_chunk = std::min(chunk + kPartition / kChunk, jobs[i].last_chunk);
+      parts.push_back(part);
+      part.partial += state_floats(part.num_tokens * a.group, a.head_dim);
+    }
+  }
+  run_jobs(pool, a, is_bfloat16, parts);
+  const Numbers scratch(new float[scratch_floats(most_vectors(a, jobs), a.head_dim)]);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    kernels().merge(a, jobs[i], partials.get() + starts[i], scratch.get());
+  }
+}
+
+// Leading blocks that rows share are read once for all of them; each row then goes on from there.
+void run_shared(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
+                std::vector<AttentionJob>& jobs, const std::vector<SharedPrefix>& prefixes) {
+  const int64_t num_heads = a.num_kv_heads;
+  const int64_t tile = a.group < kMostVectors ? kMostVectors / a.group : 1;
+  std::vector<int32_t> tokens;
+  for (const auto& prefix : prefixes) {
+    for (const int64_t index : prefix.jobs) tokens.push_back(jobs[index].tokens[0]);
+  }
+  const auto last = *std::max_element(tokens.begin(), tokens.end());
+  const Numbers begun(new float[(last + 1) * num_heads * 2 * state_floats(a.group, a.head_dim)]);
+  std::vector<AttentionJob> shared;
+  const int32_t* own = tokens.data();
+  for (const auto& prefix : prefixes) {
+    const int64_t count = prefix.jobs.size(), row = jobs[prefix.jobs[0]].row;
+    for (int64_t first = 0; first < count; first += tile) {
+      for (int64_t head = 0; head < num_heads; ++head) {
+        shared.push_back({row, head, own + first, prefix.num_chunks * kChunk,
+                          std::min(tile, count - first), 0, prefix.num_chunks, nullptr,
+                          begun.get(), true});
+      }
+    }
+    for (const int64_t index : prefix.jobs) {
+      for (int64_t head = 0; head < num_heads; ++head) {
+        jobs[index + head].first_chunk = prefix.num_chunks;
+        jobs[index + head].begun = begun.get();
+      }
+    }
+    own += count;
+  }
+  run_jobs(pool, a, is_bfloat16, shared);
+  run_jobs(pool, a, is_bfloat16, jobs);
+}
+
+void attend(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16, const Rows& rows) {
+  std::vector<int32_t> tokens(rows.num_tokens);
+  for (int64_t t = 0; t < rows.num_tokens; ++t) tokens[t] = static_cast<int32_t>(t);
+  auto jobs = cut_jobs(a, rows, tokens.data());
+  int64_t longest = 0;
+  for (const auto& job : jobs) longest = std::max(longest, num_partitions(job));
+  if (longest > 1 && static_cast<int64_t>(jobs.size()) < 8 * num_workers(pool)) {
+    return run_split(pool, a, is_bfloat16, jobs);
+  }
+  const auto prefixes = find_prefixes(a, jobs);
+  if (prefixes.empty()) return run_jobs(pool, a, is_bfloat16, jobs);
+  run_shared(pool, a, is_bfloat16, jobs, prefixes);
+}
+
+ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k,
+                     ffi::Buffer<ffi::F32> v, ffi::AnyBuffer k_pool, ffi::AnyBuffer v_pool,
+                     ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::S32> block_tables,
+                     ffi::Buffer<ffi::S32> context_lens, ffi::Buffer<ffi::S32> query_starts,
+                     ffi::ResultBuffer<ffi::F32> out, ffi::Result<ffi::AnyBuffer> new_k,
+                     ffi::Result<ffi::AnyBuffer> new_v, float scale, int64_t window) {
+  const auto qs = q.dimensions(), ks = k.dimensions(), ps = k_pool.dimensions();
+  const auto bs = block_tables.dimensions();
+  const auto type = k_pool.element_type();
+  const auto tokens = static_cast<int64_t>(slots.element_count());
+  if (qs.size() != 3 || ks.size() != 3 || ps.size() != 4 || bs.size() != 2 || qs[0] != tokens ||
+      ks[0] != tokens || ks[1] != ps[2] || ks[2] != ps[3] || qs[2] != ps[3] || ps[2] == 0 ||
+      qs[1] % ps[2] != 0 || ps[0] == 0 || ps[1] == 0 || !same(v.dimensions(), ks) ||
+      !same(out->dimensions(), qs) || !same(v_pool.dimensions(), ps) ||
+      v_pool.element_type() != type || (type != ffi::F32 && type != ffi::BF16) ||
+      static_cast<int64_t>(context_lens.element_count()) != bs[0] ||
+      static_cast<int64_t>(query_starts.element_count()) != bs[0] + 1) {
+    return ffi::Error::InvalidArgument(
+        "wanted q [T, N, H], k and v [T, K, H], pools [P, S, K, H] in float32 or bfloat16, N a "
+        "multiple of K, slots [T], block_tables [B, M], context_lens [B], query_starts [B + 1]");
+  }
+  if (new_k->untyped_data() != k_pool.untyped_data() ||
+      new_v->untyped_data() != v_pool.untyped_data()) {
+    return ffi::Error::Internal("the pools of a native attention call are not updated in place");
+  }
+  const Attention a{q.typed_data(), new_k->untyped_data(), new_v->untyped_data(),
+                    block_tables.typed_data(), out->typed_data(), ps[0], ps[1], ps[2],
+                    qs[1] / ps[2], qs[2], bs[1], window, scale};
+  const bool is_bfloat16 = type == ffi::BF16;
+  const int64_t size = ps[2] * ps[3], num_slots = ps[0] * ps[1];
+  store(k.typed_data(), new_k->untyped_data(), is_bfloat16, slots.typed_data(), tokens, num_slots,
+        size);
+  store(v.typed_data(), new_v->untyped_data(), is_bfloat16, slots.typed_data(), tokens, num_slots,
+        size);
+  std::memset(a.out, 0, q.size_bytes());  // padding tokens and empty rows stay so
+  attend(pool, a, is_bfloat16,
+         {context_lens.typed_data(), query_starts.typed_data(), bs[0], tokens});
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_attention, attention,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Attr<float>("scale")
+                                  .Attr<int64_t>("window"));

@@ -1,0 +1,80 @@
+// Which decoding rows begin with the same blocks. The tables tell: nobody has to.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels.h"
+
+namespace jaxpage {
+
+struct SharedPrefix {
+  std::vector<int64_t> jobs;  // the first job of each of the rows; those of its other heads follow
+  int64_t num_chunks;         // of keys, the same for all of them
+};
+
+// Rows of one token in the order of their tables, so that those which share are neighbours.
+class PrefixFinder {
+ public:
+  PrefixFinder(const Attention& a, const std::vector<AttentionJob>& jobs) : a_(a), jobs_(jobs) {
+    for (size_t i = 0; i < jobs.size(); i += a.num_kv_heads) {
+      if (jobs[i].num_tokens == 1 && jobs[i].first_position >= kChunk) order_.push_back(i);
+    }
+    std::sort(order_.begin(), order_.end(), [&](int64_t x, int64_t y) {
+      return std::lexicographical_compare(table(x), table(x) + num_blocks(x), table(y),
+                                          table(y) + num_blocks(y));
+    });
+  }
+
+  // Of each run of neighbours, what saves most: the chunks they all share, or more of fewer rows.
+  int64_t search(int64_t first, int64_t last, std::vector<SharedPrefix>& found) const {
+    if (last - first < 2) return 0;
+    const int64_t depth = num_same(order_[first], order_[last - 1]);
+    const int64_t chunks = depth * a_.block_size / kChunk;
+    const int64_t saved = (last - first - 1) * chunks;
+    std::vector<SharedPrefix> parts;
+    int64_t saved_apart = 0;
+    for (int64_t from = first; from < last;) {
+      int64_t to = from + 1;
+      while (to < last && num_same(order_[from], order_[to]) > depth) ++to;
+      if (to - from < last - first) saved_apart += search(from, to, parts);
+      from = to;
+    }
+    if (saved_apart > saved) {
+      std::move(parts.begin(), parts.end(), std::back_inserter(found));
+    } else if (saved > 0) {
+      found.push_back({{order_.begin() + first, order_.begin() + last}, chunks});
+    }
+    return std::max(saved, saved_apart);
+  }
+
+  int64_t size() const { return order_.size(); }
+
+ private:
+  const int32_t* table(int64_t job) const {
+    return a_.block_tables + jobs_[job].row * a_.table_width;
+  }
+  // Blocks that are full before the row's own token.
+  int64_t num_blocks(int64_t job) const { return jobs_[job].first_position / a_.block_size; }
+
+  int64_t num_same(int64_t x, int64_t y) const {
+    const int64_t most = std::min(num_blocks(x), num_blocks(y));
+    return std::mismatch(table(x), table(x) + most, table(y)).first - table(x);
+  }
+
+  const Attention& a_;
+  const std::vector<AttentionJob>& jobs_;
+  std::vector<int64_t> order_;
+};
+
+// Rows with a sliding window see different keys of what they share: none are found for them.
+inline std::vector<SharedPrefix> find_prefixes(const Attention& a,
+                                               const std::vector<AttentionJob>& jobs) {
+  std::vector<SharedPrefix> found;
+  if (a.window < a.table_width * a.block_size) return found;
+  const PrefixFinder finder(a, jobs);
+  finder.search(0, finder.size(), found);
+  return found;
+}
+
+}  // namespace jaxpage

@@ -1,0 +1,85 @@
+// What a model computes row by row between its products: norm, gate and rotary positions. One pass
+// each, where XLA makes several on one thread.
+#include <cmath>
+
+#include "kernels.h"
+
+#include "simd.h"
+
+namespace {
+
+using namespace jaxpage;
+
+// e / (1 + e) for x < 0 and 1 / (1 + e) for others, e = exp(-|x|): never an overflow.
+JAXPAGE_INLINE Vec sigmoid(Vec x) {
+  const Vec e = exp_negative(x < 0.0f ? x : -x);
+  return (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
+}
+
+JAXPAGE_INLINE Vec load_any(const float* from, int64_t left) {
+  return left >= kLanes ? load(from) : load_part(from, static_cast<int>(left));
+}
+
+JAXPAGE_INLINE void store_any(float* to, Vec value, int64_t left) {
+  if (left >= kLanes) return store(to, value);
+  for (int64_t i = 0; i < left; ++i) to[i] = value[i];
+}
+
+}  // namespace
+
+namespace jaxpage::JAXPAGE_SET {
+
+void norm(const Norm& n, int64_t first, int64_t last) {
+  for (int64_t row = first; row < last; ++row) {
+    const float* x = n.x + row * n.size;
+    Vec sums = Vec{};
+    for (int64_t i = 0; i < n.size; i += kLanes) {
+      const Vec part = load_any(x + i, n.size - i);
+      sums += part * part;
+    }
+    const float inverse = 1.0f / std::sqrt(sum_of(sums) / static_cast<float>(n.size) + n.eps);
+    for (int64_t i = 0; i < n.size; i += kLanes) {
+      const int64_t left = n.size - i;
+      const Vec scaled = load_any(x + i, left) * inverse * load_any(n.scale + i, left);
+      store_any(n.y + row * n.size + i, scaled, left);
+    }
+  }
+}
+
+void gate(const Gate& g, int64_t first, int64_t last) {
+  for (int64_t row = first; row < last; ++row) {
+    const float* x = g.x + row * 2 * g.size;
+    for (int64_t i = 0; i < g.size; i += kLanes) {
+      const int64_t left = g.size - i;
+      const Vec by = load_any(x + i, left), value = load_any(x + g.size + i, left);
+      store_any(g.y + row * g.size + i, by * sigmoid(by) * value, left);
+    }
+  }
+}
+
+void rotate(const Rotation& r, int64_t first, int64_t last) {
+  const int64_t half = r.head_dim / 2;
+  auto turn = [&](const float* from, float* to, int64_t token) {
+    const float *cos = r.cos + token * half, *sin = r.sin + token * half;
+    for (int64_t i = 0; i < half; i += kLanes) {
+      const int64_t left = half - i;
+      const Vec a = load_any(from + i, left), b = load_any(from + half + i, left);
+      const Vec c = load_any(cos + i, left), s = load_any(sin + i, left);
+      store_any(to + i, a * c - b * s, left);
+      store_any(to + half + i, b * c + a * s, left);
+    }
+  };
+  for (int64_t token = first; token < last; ++token) {
+    for (int64_t head = 0; head < r.num_kv_heads; ++head) {
+      const int64_t place = token * r.num_kv_heads + head;
+      const float* from = r.qkv + place * (r.group + 2) * r.head_dim;
+      for (int64_t g = 0; g < r.group; ++g, from += r.head_dim) {
+        turn(from, r.q + (place * r.group + g) * r.head_dim, token);
+      }
+      turn(from, r.k + place * r.head_dim, token);
+      __builtin_memcpy(r.v + place * r.head_dim, from + r.head_dim, r.head_dim * sizeof(float));
+    }
+  }
+}
+
+}  // namespace jaxpage::JAXPAGE_SET

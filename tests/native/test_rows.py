@@ -1,0 +1,84 @@
+"""Norm, gate and rotation against the forms in XLA, at every edge of a vector."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpage import native
+from jaxpage.errors import ConfigError
+from jaxpage.models import layers
+from jaxpage.models.native_ops import NATIVE_OPS
+
+
+def numbers(*shape: int, spread: float = 1.0) -> np.ndarray:
+    return spread * np.random.default_rng(shape).standard_normal(shape, dtype=np.float32)
+
+
+@pytest.mark.parametrize("size", [1, 8, 15, 16, 33, 576])
+def test_norm(size: int) -> None:
+    for rows in (1, 3, 700):
+        x, scale = jnp.asarray(numbers(rows, size)), jnp.asarray(numbers(size))
+        want = layers.rms_norm(x, scale, eps=1e-5)
+        np.testing.assert_allclose(native.norm(x, scale, eps=1e-5), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 8, 15, 16, 33, 1536])
+def test_gate(size: int) -> None:
+    for rows in (1, 3, 300):
+        x = jnp.asarray(numbers(rows, 2 * size, spread=30))
+        np.testing.assert_allclose(native.gate(x), layers.swiglu(x), rtol=2e-6, atol=1e-30)
+
+
+def test_gate_of_the_largest_numbers() -> None:
+    x = jnp.asarray([[-1e38, -200.0, 200.0, 3e38, np.nan, 1, 1, 1, 0.5, 1]], jnp.float32)
+    np.testing.assert_array_equal(native.gate(x), np.float32([[0, 0, 200, 1.5e38, np.nan]]))
+
+
+@pytest.mark.parametrize(
+    ("heads", "group", "size"), [(1, 1, 2), (3, 3, 64), (2, 8, 80), (2, 1, 40)]
+)
+def test_rotation(heads: int, group: int, size: int) -> None:
+    for tokens in (1, 5, 90):
+        qkv = jnp.asarray(numbers(tokens, heads, group + 2, size))
+        angles = numbers(tokens, size // 2)
+        cos, sin = jnp.asarray(np.cos(angles)), jnp.asarray(np.sin(angles))
+        for got, want in zip(
+            native.rotate(qkv, cos, sin), layers.rotate_qkv(qkv, cos, sin), strict=True
+        ):
+            np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_a_row_is_the_same_to_the_bit_in_any_batch() -> None:
+    x, scale = jnp.asarray(numbers(400, 66)), jnp.asarray(numbers(66))
+    for kernel in (lambda x: native.norm(x, scale, eps=1e-6), native.gate):
+        whole = np.asarray(kernel(x))
+        for first, last in ((0, 1), (123, 140), (399, 400)):
+            np.testing.assert_array_equal(kernel(x[first:last]), whole[first:last])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_numbers_keep_their_dtype(dtype: str) -> None:
+    x = jnp.asarray(numbers(4, 96)).astype(dtype)
+    angles = jnp.zeros((4, 8))
+    assert NATIVE_OPS.rms_norm(x, x[0], eps=1e-6).dtype == dtype
+    assert NATIVE_OPS.swiglu(x).dtype == dtype
+    for each in NATIVE_OPS.rotate_qkv(x.reshape(4, 2, 3, 16), angles, angles):
+        assert each.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: native.norm(jnp.zeros((2, 3)), jnp.zeros(4), eps=1e-6), r"\[T, D\]"),
+        (lambda: native.gate(jnp.zeros((2, 3))), "2 F"),
+        (lambda: native.rotate(jnp.zeros((2, 1, 2, 4)), *[jnp.zeros((2, 2))] * 2), "G"),
+        (lambda: native.rotate(jnp.zeros((2, 1, 3, 4)), *[jnp.zeros((2, 4))] * 2), "cos"),
+    ],
+)
+def test_wrong_operands_are_refused(call: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        call()
