@@ -108,10 +108,7 @@ def beams(model: dict[str, Any], prompts: Prompts, *, quick: bool) -> Rows:
 
 
 def shared_decode(model: dict[str, Any], prompts: Prompts, *, quick: bool) -> Rows:
-    """16 rows behind one system prompt, the shared blocks read once a step or once a row.
-
-    Native kernels don't read the groups: there the two differ by noise alone.
-    """
+    """16 rows behind one system prompt, the shared blocks read once a step or once a row."""
     del prompts
     count, length, new = (4, 80, 8) if quick else (16, 1000, 32)
     rows = []

@@ -33,12 +33,19 @@ if TYPE_CHECKING:
 
 
 @cache  # one function object a setting, so that a traced layer is found again by its attention
-def make_attention(name: str, *, scale: float, sliding_window: int | None = None) -> Attention:
+def make_attention(
+    name: str,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    shares_prefixes: bool = True,
+) -> Attention:
     """The backend `name` as `(q, k, v, layer_kv, step) -> (out, layer_kv)`.
 
     "reference" is differentiable and as plain as can be; "xla" runs to the live length only;
     "native" is CPU kernels, where they are built; "pallas" is GPU kernels, interpreted elsewhere.
-    Raises ConfigError for any other name.
+    `shares_prefixes`: native reads what rows begin with in common once; the others are told by
+    the step. Raises ConfigError for any other name.
     """
     backends = {
         "reference": attend_reference,
@@ -51,19 +58,15 @@ def make_attention(name: str, *, scale: float, sliding_window: int | None = None
     if name == "native" and not native.is_built():
         raise ConfigError(f"got attention='native', wanted 'xla' or 'reference': {native.MISSING}")
     attend = backends[name]
+    sees = {"scale": scale, "sliding_window": sliding_window}
 
     def attention(
         q: Array, k: Array, v: Array, layer_kv: LayerKV, step: StepInput
     ) -> tuple[Array, LayerKV]:
         if name == "native" and takes_native(layer_kv):
-            return attend_native(
-                q, k, v, layer_kv, step, scale=scale, sliding_window=sliding_window
-            )
+            return attend_native(q, k, v, layer_kv, step, **sees, shares_prefixes=shares_prefixes)
         layer_kv = write_kv(layer_kv, k, v, step.slots)
-        out = [
-            attend(q[part], layer_kv, own, scale=scale, sliding_window=sliding_window)
-            for part, own in split_mixed(step)
-        ]
+        out = [attend(q[part], layer_kv, own, **sees) for part, own in split_mixed(step)]
         return jnp.concatenate(out) if len(out) > 1 else out[0], layer_kv
 
     return attention

@@ -28,6 +28,7 @@ def attend_native(
     *,
     scale: float,
     sliding_window: int | None = None,
+    shares_prefixes: bool = True,
 ) -> tuple[Float[Array, "T N H"], LayerKV]:
     """(what `attend_reference` computes, the layer with k and v stored), on CPUs only.
 
@@ -46,5 +47,6 @@ def attend_native(
         query_starts=step.query_starts,
         scale=scale,
         sliding_window=sliding_window,
+        shares_prefixes=shares_prefixes,
     )
     return out.astype(q.dtype), LayerKV(k=k_pool, v=v_pool, scales=layer_kv.scales)

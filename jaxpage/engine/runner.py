@@ -74,6 +74,7 @@ class Runner:
             engine.attention,
             scale=config.head_dim**-0.5,
             sliding_window=config.sliding_window,
+            shares_prefixes=engine.shared_prefix_decode,
         )
         self._inputs = StepInputBuilder(self.ladders, cache)
         self._mover = BlockMover(self.programs, self._cache, num_swap_blocks=cache.num_swap_blocks)

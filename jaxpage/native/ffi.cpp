@@ -135,6 +135,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_rotate, rotate,
                                   .Ret<Floats>());
 
 // What kernels.py calls INTERFACE: raised when a function here takes or gives anything else.
-extern "C" int jaxpage_interface() { return 2; }
+extern "C" int jaxpage_interface() { return 3; }
 
 extern "C" const char* jaxpage_instruction_set() { return best().name; }

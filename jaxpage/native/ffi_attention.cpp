@@ -154,7 +154,8 @@ void run_shared(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
   run_jobs(pool, a, is_bfloat16, jobs);
 }
 
-void attend(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16, const Rows& rows) {
+void attend(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16, const Rows& rows,
+            bool shares_prefixes) {
   std::vector<int32_t> tokens(rows.num_tokens);
   for (int64_t t = 0; t < rows.num_tokens; ++t) tokens[t] = static_cast<int32_t>(t);
   auto jobs = cut_jobs(a, rows, tokens.data());
@@ -163,7 +164,7 @@ void attend(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16, const R
   if (longest > 1 && static_cast<int64_t>(jobs.size()) < 8 * num_workers(pool)) {
     return run_split(pool, a, is_bfloat16, jobs);
   }
-  const auto prefixes = find_prefixes(a, jobs);
+  const auto prefixes = shares_prefixes ? find_prefixes(a, jobs) : std::vector<SharedPrefix>();
   if (prefixes.empty()) return run_jobs(pool, a, is_bfloat16, jobs);
   run_shared(pool, a, is_bfloat16, jobs, prefixes);
 }
@@ -173,7 +174,8 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<
                      ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::S32> block_tables,
                      ffi::Buffer<ffi::S32> context_lens, ffi::Buffer<ffi::S32> query_starts,
                      ffi::ResultBuffer<ffi::F32> out, ffi::Result<ffi::AnyBuffer> new_k,
-                     ffi::Result<ffi::AnyBuffer> new_v, float scale, int64_t window) {
+                     ffi::Result<ffi::AnyBuffer> new_v, float scale, int64_t window,
+                     bool shares_prefixes) {
   const auto qs = q.dimensions(), ks = k.dimensions(), ps = k_pool.dimensions();
   const auto bs = block_tables.dimensions();
   const auto type = k_pool.element_type();
@@ -204,7 +206,7 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<
         size);
   std::memset(a.out, 0, q.size_bytes());  // padding tokens and empty rows stay so
   attend(pool, a, is_bfloat16,
-         {context_lens.typed_data(), query_starts.typed_data(), bs[0], tokens});
+         {context_lens.typed_data(), query_starts.typed_data(), bs[0], tokens}, shares_prefixes);
   return ffi::Error::Success();
 }
 
@@ -226,4 +228,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_attention, attention,
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Attr<float>("scale")
-                                  .Attr<int64_t>("window"));
+                                  .Attr<int64_t>("window")
+                                  .Attr<bool>("shares_prefixes"));

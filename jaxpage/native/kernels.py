@@ -21,7 +21,7 @@ MISSING = (
     "install with a C++ compiler at hand (in a checkout: python setup.py build_ext --inplace)"
 )
 """The one line that whoever falls back shows."""
-INTERFACE = 2
+INTERFACE = 3
 """Counts the changes of what ffi.cpp exports and takes; a library of another count is not used."""
 CALLS = ("product", "norm", "gate", "rotate", "attention")
 WEIGHTS = (jnp.float32, jnp.bfloat16)
@@ -109,6 +109,7 @@ def paged_attention(
     query_starts: Array,
     scale: float,
     sliding_window: int | None = None,
+    shares_prefixes: bool = True,
 ) -> tuple[Array, Array, Array]:
     """(attention of q [T, N, H], the pools [P, S, K, H] with this step's k and v [T, K, H]).
 
@@ -116,31 +117,25 @@ def paged_attention(
     query_starts[b]:query_starts[b + 1], the last of its context_lens[b] tokens, in the blocks
     block_tables[b] (int32 [T], [B, M], [B], [B + 1]). Rows without context and tokens without row
     get 0. A token's result depends on its own row alone, to the bit, however the row was cut into
-    steps; blocks that rows of one token begin with in common are read once. The result is float32;
+    steps; blocks that rows of one token begin with in common are read once with
+    `shares_prefixes`. The result is float32;
     donated pools are updated in place. Raises ConfigError for other shapes or dtypes.
     """
     _require()
+    rows = (slots, block_tables, context_lens, query_starts)
     _check_attention(q, k, v, k_pool, v_pool)
-    _check_rows(
-        q.shape[0],
-        slots=slots,
-        tables=block_tables,
-        context_lens=context_lens,
-        query_starts=query_starts,
-    )
-    if sliding_window is None:
-        sliding_window = 2**40
-    if sliding_window < 1:
+    _check_rows(q.shape[0], *rows)
+    window = 2**40 if sliding_window is None else sliding_window
+    if window < 1:
         raise ConfigError(f"got sliding_window={sliding_window}, wanted at least 1 or None")
     pool = jax.ShapeDtypeStruct(k_pool.shape, k_pool.dtype)
     call = jax.ffi.ffi_call(
         "jaxpage_attention", (_float32(q.shape), pool, pool), input_output_aliases={3: 1, 4: 2}
     )
     heads = (each.astype(jnp.float32) for each in (q, k, v))
-    rows = (slots, block_tables, context_lens, query_starts)
-    attributes = {"scale": np.float32(scale), "window": np.int64(sliding_window)}
-    out, k_pool, v_pool = call(*heads, k_pool, v_pool, *rows, **attributes)
-    return out, k_pool, v_pool
+    sees = {"scale": np.float32(scale), "window": np.int64(window)}
+    out, *pools = call(*heads, k_pool, v_pool, *rows, **sees, shares_prefixes=shares_prefixes)
+    return out, pools[0], pools[1]
 
 
 def _float32(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
@@ -171,7 +166,7 @@ def _check_attention(q: Array, k: Array, v: Array, k_pool: Array, v_pool: Array)
 
 
 def _check_rows(
-    num_tokens: int, *, slots: Array, tables: Array, context_lens: Array, query_starts: Array
+    num_tokens: int, slots: Array, tables: Array, context_lens: Array, query_starts: Array
 ) -> None:
     rows = tables.shape[0]
     shapes = (tables.ndim, slots.shape, context_lens.shape, query_starts.shape)

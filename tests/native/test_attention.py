@@ -115,7 +115,7 @@ def test_sharing_blocks_changes_no_bit(num_others: int) -> None:
     lens = (tables > 0).sum(1) * size - np.arange(len(tables)) % 7
     q = rng.standard_normal((len(tables), 6, 64), dtype=np.float32)
 
-    def attend(tables: np.ndarray) -> np.ndarray:
+    def attend(tables: np.ndarray, shares_prefixes: bool = True) -> np.ndarray:
         out, *_ = native.paged_attention(
             jnp.asarray(q),
             *(jnp.zeros((len(tables), 2, 64)),) * 2,
@@ -125,10 +125,12 @@ def test_sharing_blocks_changes_no_bit(num_others: int) -> None:
             context_lens=jnp.asarray(lens, jnp.int32),
             query_starts=jnp.arange(len(tables) + 1, dtype=jnp.int32),
             scale=0.125,
+            shares_prefixes=shares_prefixes,
         )
         return np.asarray(out)
 
     got = attend(tables)
+    np.testing.assert_array_equal(got, attend(tables, shares_prefixes=False))
     np.testing.assert_array_equal(got, attend(apart))
     pools[:, 1] += 1  # a block that the first rows share, and not their copies
     assert (np.abs(attend(tables)[:5] - got[:5]).max((1, 2)) > 0).all()
