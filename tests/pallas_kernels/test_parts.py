@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import pallas_kernels
 from pallas_kernels._compat import lowering_for
-from pallas_kernels.config import Target
+from pallas_kernels.config import Target, choose
 from tests.pallas_kernels.cases import draw, run
 from tests.pallas_kernels.settings import SETTINGS, SMALL, Setting
 
@@ -105,6 +105,24 @@ def test_compiled_kernels_say_over_which_axes_they_vary(name: str) -> None:
         traced = jax.jit(sharded).trace(*call.arguments)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "xla.gpu.triton" in text
+
+
+def test_a_tile_is_the_most_particular_row_of_the_table() -> None:
+    def shape(arch: str, **changes: Any) -> tuple[int, int, int]:
+        numbers = {"dtype": "bfloat16", "head_dim": 128, "group": 4, "kv_dtype": None} | changes
+        tuning = choose("prefill", target=Target(arch), **numbers)
+        return tuning.block_k, tuning.query_rows, tuning.num_warps
+
+    assert shape("sm_80") == (64, 128, 8)
+    assert shape("sm_86") == (32, 64, 8)  # a row of its own
+    assert shape("sm_90") == shape("sm_90", head_dim=64) == (64, 64, 4)
+    for kv_dtype in ("int8", "float8_e4m3fn"):  # 128 rows would spill
+        assert shape("sm_80", kv_dtype=kv_dtype) == (32, 64, 4)
+        assert shape("sm_86", kv_dtype=kv_dtype) == (32, 64, 4)
+    assert shape("sm_80", kv_dtype="int8", head_dim=256) == (32, 64, 8)
+    assert shape("sm_80", head_dim=64) == (32, 64, 4)
+    assert shape("sm_80", dtype="float32", kv_dtype="int8") == (16, 16, 4)
+    assert shape("sm_120") == shape("sm_80")  # unknown: as Ampere
 
 
 def test_a_broken_row_hurts_no_other() -> None:
