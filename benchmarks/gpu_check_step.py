@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import random
 
-from benchmarks.gpu_check_parts import BLOCK_SIZE, Sizes, seconds_of
+from benchmarks.gpu_check_parts import BLOCK_SIZE, Sizes, free_bytes, with_shares
+from benchmarks.gpu_check_timing import seconds_of
+from benchmarks.gpu_check_transformers import compare_generate
 from benchmarks.gpu_step_check import CONFIGS
 from jaxpage.config import ModelConfig
 from jaxpage.device.inputs import decode_input, prefill_input
-from jaxpage.device.kv_cache import init_cache
+from jaxpage.device.kv_cache import block_bytes, init_cache
 from jaxpage.device.step import forward
 from jaxpage.models.registry import abstract_params, build_model, init_params
 
@@ -23,25 +25,38 @@ TINY = ModelConfig(64, 32, 64, 2, 4, 2, 16, 256)
 VERIFIED_LAYERS = 4
 
 
-def check_step(sizes: Sizes) -> dict[str, Any]:
-    """Logits of a step through the kernels against the plain oracle, and the step's time."""
-    config = TINY if sizes.is_quick else CONFIGS["7b"]
-    small = replace(config, num_layers=min(config.num_layers, VERIFIED_LAYERS))
-    error = _error(small)
-    rows, context = (2, 32) if sizes.is_quick else (32, 1024)
-    taken = _seconds(config, rows, context, sizes)
-    return {
-        "model": f"{config.num_layers} layers of {config.hidden_size}",
-        "rows": rows,
-        "context": context,
-        "error": error,
-        "ok": error <= TOLERANCE,
-        "ms": taken * 1e3,
+def verify_step(sizes: Sizes) -> dict[str, Any]:
+    """Logits of a prefill and a decode step, through the kernels and through the plain oracle."""
+    config = _config(sizes)
+    error = _error(replace(config, num_layers=min(config.num_layers, VERIFIED_LAYERS)))
+    return {"error": error, "tolerance": TOLERANCE, "ok": error <= TOLERANCE}
+
+
+def time_step(sizes: Sizes, copy_rate: float) -> dict[str, Any]:
+    """A decode step beside its roofline, then Transformers' generate with the same weights."""
+    config = _config(sizes)
+    params = _random_params(config)
+    most_rows, context = (2, 32) if sizes.is_quick else (32, 1024)
+    row_bytes = context // BLOCK_SIZE * block_bytes(config, BLOCK_SIZE)
+    rows = max(1, min(most_rows, int(0.8 * free_bytes() / row_bytes)))
+    taken = _seconds(config, params, rows, context, sizes)
+    floor = (_read_bytes(params) + rows * row_bytes) / copy_rate
+    row = {
+        "case": f"step of {config.num_layers} layers of {config.hidden_size}, {rows} x {context}",
+        "us": taken * 1e6,
+        "share": floor / taken,
+        "of": "copy",
     }
+    peers = {"Transformers": compare_generate(config, params, rows, context, sizes)}
+    return row | {"peers": with_shares(peers, row)}
+
+
+def _config(sizes: Sizes) -> ModelConfig:
+    return TINY if sizes.is_quick else CONFIGS["7b"]
 
 
 def _error(config: ModelConfig) -> float:
-    """A prefill and a decode step, through the kernels and through the oracle."""
+    """The largest difference of two steps' logits, over the largest logit."""
     model, params = build_model(config), init_params(config)
     tables = [[1, 2], [3, 4]]
     logits = {}
@@ -55,9 +70,9 @@ def _error(config: ModelConfig) -> float:
     return float(difference / jnp.abs(logits["reference"]).max())
 
 
-def _seconds(config: ModelConfig, rows: int, context: int, sizes: Sizes) -> float:
+def _seconds(config: ModelConfig, params: Any, rows: int, context: int, sizes: Sizes) -> float:
     """A step of rows that all have `context` tokens; the cache is donated and comes back."""
-    model, params = build_model(config), _random_params(config)
+    model = build_model(config)
     width = context // BLOCK_SIZE
     tables = [[1 + row * width + block for block in range(width)] for row in range(rows)]
     step = decode_input([1] * rows, [context - 1] * rows, tables, BLOCK_SIZE)
@@ -72,6 +87,12 @@ def _seconds(config: ModelConfig, rows: int, context: int, sizes: Sizes) -> floa
         return logits
 
     return seconds_of(call, min_seconds=sizes.min_seconds)
+
+
+def _read_bytes(params: dict[str, Any]) -> int:
+    """Bytes of weights that one step reads: not the embedding, of which it reads a few rows."""
+    read = {name: tree for name, tree in params.items() if name != "embed"}
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(read))
 
 
 def _random_params(config: ModelConfig) -> Any:

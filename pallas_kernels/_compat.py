@@ -81,9 +81,15 @@ def call(
 
     interpret None: compiled where the program runs on a GPU, interpreted elsewhere. That is
     settled when the program is lowered, not by the backend of this process, so that a machine
-    without a card can compile for one. Under shard_map it takes `check_vma=False`: interpret mode
-    does not know over which mesh axes its own index arrays vary.
+    without a card can compile for one. Under shard_map outputs vary over the mesh axes over which
+    any input does. That is true of compiled kernels only: to be interpreted there, it takes
+    `check_vma=False`, since JAX's interpreter gives its own index arrays no such axes.
     """
+    varying = frozenset[Any]().union(*(jax.typeof(a).manual_axis_type.varying for a in arrays))
+    out_type = jax.sharding.ManualAxisType(varying=varying)
+    outputs = [
+        jax.ShapeDtypeStruct(out.shape, out.dtype, manual_axis_type=out_type) for out in out_shape
+    ]
 
     def run(interpreted: bool) -> Callable[..., list[Array]]:
         anywhere = pl.BlockSpec(memory_space=pl.ANY)
@@ -91,8 +97,8 @@ def call(
             kernel,
             grid=grid,
             in_specs=[anywhere] * len(arrays),
-            out_specs=[anywhere] * len(out_shape),
-            out_shape=list(out_shape),
+            out_specs=[anywhere] * len(outputs),
+            out_shape=outputs,
             compiler_params=triton.CompilerParams(
                 num_warps=tuning.num_warps, num_stages=tuning.num_stages
             ),

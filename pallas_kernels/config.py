@@ -6,6 +6,7 @@ timing on a card; a kernel is right with any of them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,26 +41,32 @@ _SHAPES: dict[tuple[str, str, str], tuple[int, int, int, int]] = {
     # block_k, query_rows, num_warps, num_stages
     ("decode", "d128", "sm_80"): (64, 16, 4, 3),
     ("decode", "d128", "sm_90"): (64, 16, 4, 3),
-    ("decode", "d256", "sm_80"): (32, 16, 4, 2),
+    ("decode", "d256", "sm_80"): (32, 16, 8, 2),
     ("decode", "d256", "sm_90"): (32, 16, 4, 2),
     ("decode", "float32", "sm_80"): (16, 16, 4, 3),
     ("decode", "float32", "sm_90"): (16, 16, 4, 3),
-    # 64 rows of 4 warps spill on Ampere; 128 of 8 do not, and use each key twice as often.
+    ("prefill", "d64", "sm_80"): (32, 64, 4, 2),
+    # 64 rows of 4 warps spill on an A100; 128 of 8 do not, and use each key twice as often. An A10G
+    # waits for its matrix units with any tile, so it takes the one with the most warps.
     ("prefill", "d128", "sm_80"): (64, 128, 8, 2),
+    ("prefill", "d128", "sm_86"): (32, 64, 8, 2),
+    ("prefill", "8bit", "sm_80"): (32, 64, 4, 2),  # widening takes registers: 128 rows spill
     ("prefill", "d128", "sm_90"): (64, 64, 4, 2),
     ("prefill", "d256", "sm_80"): (32, 64, 8, 2),
     ("prefill", "d256", "sm_90"): (32, 64, 8, 2),
     ("prefill", "float32", "sm_80"): (16, 16, 4, 3),
     ("prefill", "float32", "sm_90"): (16, 16, 4, 3),
+    ("shared_prefix", "d64", "sm_80"): (32, 32, 4, 2),
     ("shared_prefix", "d128", "sm_80"): (64, 64, 8, 2),
-    ("shared_prefix", "d128", "sm_90"): (64, 64, 4, 2),
+    ("shared_prefix", "d128", "sm_90"): (32, 64, 4, 2),
     ("shared_prefix", "d256", "sm_80"): (32, 64, 8, 2),
     ("shared_prefix", "d256", "sm_90"): (32, 64, 8, 2),
     ("shared_prefix", "float32", "sm_80"): (16, 16, 4, 3),
     ("shared_prefix", "float32", "sm_90"): (16, 16, 4, 3),
 }
-"""By kind, numbers and generation: chosen from compile reports, as `python -m pallas_kernels.check`
-prints them. Its --tune compares candidates by a model; no card has timed a row of this table."""
+"""By kind, numbers and card or, without a row of its own, generation: chosen from compile reports,
+as `python -m pallas_kernels.check` prints them, and its --tune, which compares tiles by a model
+(docs/decisions/0007); no card has timed a row of this table."""
 
 
 def choose(
@@ -72,11 +79,13 @@ def choose(
     kv_dtype: str | None = None,
 ) -> Tuning:
     """The tuning for queries of `dtype` over a pool of `kv_dtype` (None: the same)."""
-    is_hopper = target.arch.startswith("sm_9")
-    sizes = "float32" if dtype == "float32" else "d128" if head_dim <= 128 else "d256"
-    generation = "sm_90" if is_hopper else "sm_80"
-    block_k, query_rows, num_warps, num_stages = _SHAPES[kind, sizes, generation]
-    del group, kv_dtype  # compiled alike: a group only changes how many tiles there are
+    del group  # compiled alike: a group only changes how many tiles there are
+    block_k, query_rows, num_warps, num_stages = next(
+        _SHAPES[kind, sizes, arch]
+        for sizes in _sizes(dtype, kv_dtype or dtype, head_dim)
+        for arch in (target.arch, "sm_90" if target.arch.startswith("sm_9") else "sm_80")
+        if (kind, sizes, arch) in _SHAPES
+    )
     return Tuning(
         block_k=block_k,
         query_rows=query_rows,
@@ -85,6 +94,18 @@ def choose(
         num_warps=num_warps,
         num_stages=num_stages,
     )
+
+
+def _sizes(dtype: str, kv_dtype: str, head_dim: int) -> Iterator[str]:
+    """Rows of the table that fit, the most particular first."""
+    if dtype == "float32":
+        yield "float32"
+        return
+    if kv_dtype in ("int8", "float8_e4m3fn") and head_dim <= 128:
+        yield "8bit"
+    if head_dim <= 64:
+        yield "d64"
+    yield "d128" if head_dim <= 128 else "d256"
 
 
 def num_partitions(

@@ -41,8 +41,8 @@ def paged_decode_attention(
     A query sees the last `sliding_window` tokens; scores are soft_cap * tanh(score / soft_cap).
     int8 and float8_e4m3fn pools come with `k_scales` and `v_scales` float32 [P, S, K].
     `return_lse`: also the natural log-sum-exp of the scores, float32 [B, N], -inf for no token.
-    `interpret` None: compiled on NVIDIA GPUs, interpreted elsewhere. ValueError for arrays that do
-    not fit together.
+    `interpret` None: compiled on NVIDIA GPUs, interpreted elsewhere; to be interpreted under
+    shard_map, it takes `check_vma=False`. ValueError for arrays that do not fit together.
     """
     pool = Pool(k_pool, v_pool, k_scales, v_scales)
     scoring = Scoring(scale, sliding_window, soft_cap)

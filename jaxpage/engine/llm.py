@@ -28,7 +28,7 @@ from jaxpage.engine.sizing import pressure_costs, size_pool
 from jaxpage.errors import CapacityError, ConfigError, RequestError
 from jaxpage.host.block_map import BlockMap
 from jaxpage.host.scheduler import Scheduler
-from jaxpage.later import check_available
+from jaxpage.later import check_available, comes_later
 from jaxpage.models.registry import build_model
 from jaxpage.outputs import EngineStats, RequestOutput
 from jaxpage.sampling_params import SamplingParams
@@ -55,6 +55,8 @@ class LLM:
         report: Callable[[str, float], None] | None = None,
         **options: Any,
     ) -> None:
+        if "kv_dtype" in options:
+            raise comes_later("kv_dtype", "the model's dtype")
         unknown = sorted(set(options) - {field.name for field in fields(Options)})
         if unknown:
             raise ConfigError(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +19,8 @@ from pallas_kernels.check.faults import FAULTS
 from pallas_kernels.check.report import print_rules, print_target
 from pallas_kernels.check.tune import print_candidates
 
-TIMEOUT_S = 900
+TIMEOUT_S = 3600
+"""Of one target: whole models, on a machine that has other work."""
 
 
 def main() -> int:
@@ -27,9 +31,11 @@ def main() -> int:
             print_candidates(CARDS[target], only=arguments.only)
         return 0
     results = {}
-    for target in arguments.target:
-        results[target] = run_target(target, arguments)
-        print_target(CARDS[target], results[target])
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        found = pool.map(partial(run_target, arguments=arguments), arguments.target)
+        for target, rows in zip(arguments.target, found, strict=True):
+            results[target] = rows
+            print_target(CARDS[target], rows)
     print(f"\nModel: {CONSTANTS}.\n")
     failed = print_rules(results)
     if arguments.json is not None:
@@ -69,6 +75,9 @@ def _parse() -> argparse.Namespace:
         help="check what this returns for a Card (a Program or a list) instead of the kernels",
     )
     parser.add_argument("--only", default="", metavar="REGEX", help="programs whose name matches")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), metavar="N", help="cards compiled for at once"
+    )
     parser.add_argument("--seed-fault", choices=FAULTS, help="compile a known mistake: must exit 1")
     parser.add_argument("--tune", action="store_true", help="compare tiles by the cost model")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the rows are kept")

@@ -134,8 +134,8 @@ RULES = (
     Rule("tensor-cores", "16-bit products use matrix instructions", _tensor_cores),
     Rule(
         "occupancy",
-        "25% of a multiprocessor's warps, or 2 programs on a small card; "
-        "12% in prefill, shared prefix, float32, 8 bits and d256, whose tiles are large",
+        "25% of a multiprocessor's warps, or 2 programs on a small card; 12% of float32, 8 bits "
+        "and d256, and of prefill over d64 on a large card, where tiles of more warps are slower",
         _occupancy,
     ),
     Rule("no-atomics", "no kernel, the KV write included, has atomics", _atomics),

@@ -24,7 +24,10 @@ from pallas_kernels.config import Kind, Tuning, choose
 BLOCK_SIZE = 16
 INT32 = jnp.int32
 FEW_WARPS = 0.12
-"""Occupancy that is enough where tiles of many queries keep a matrix unit busy from registers."""
+"""Occupancy that is enough where tiles of many queries keep a matrix unit busy from registers: what
+more warps cost there is tabulated in docs/decisions/0007."""
+MOST_WARPS = 64
+"""Of a large card's multiprocessor."""
 SHARERS = 8
 """Rows that share a prefix."""
 
@@ -125,6 +128,7 @@ def prefill(
     per_tile = max(1, tuning.query_rows // heads.group)
     tiles = -(-tokens // per_tile) * _query_tiles(heads, tuning)
     inner = _inner(heads, tuning, tiles=tiles, tokens=tokens // 2, queries=tokens)
+    is_large = power_of_two(heads.head_dim) > 64 and card.most_warps == MOST_WARPS
     return Program(
         f"prefill {heads.name}",
         call,
@@ -138,7 +142,9 @@ def prefill(
         ),
         kernels={
             "paged_prefill": replace(
-                inner, kv_bytes=tokens * heads.token_bytes(), min_occupancy=FEW_WARPS
+                inner,
+                kv_bytes=tokens * heads.token_bytes(),
+                min_occupancy=FEW_WARPS if is_large else inner.min_occupancy,
             )
         },
         pools=_pools(heads, width + 1),
@@ -168,7 +174,6 @@ def shared_prefix(heads: Heads, card: Card, *, rows: int = 32, tokens: int = 204
             "shared_prefix": replace(
                 _inner(heads, tunings[0], tiles=groups * tiles, tokens=half, queries=rows),
                 kv_bytes=groups * half * heads.token_bytes(),
-                min_occupancy=FEW_WARPS,
             ),
             "paged_decode": _inner(
                 heads,

@@ -251,6 +251,11 @@ def test_what_is_given_is_never_passed_over(parts: dict[str, Any]) -> None:
         LLM(**parts, **LIMITS, dtype="bfloat16")
 
 
+def test_a_later_option_is_no_misspelt_one() -> None:
+    with pytest.raises(ConfigError, match="kv_dtype, which comes with a later version"):
+        LLM("smollm2-135m", kv_dtype="int8")
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 import pallas_kernels
 from pallas_kernels._compat import lowering_for
-from pallas_kernels.config import Target
+from pallas_kernels.config import Target, choose
 from tests.pallas_kernels.cases import draw, run
 from tests.pallas_kernels.settings import SETTINGS, SMALL, Setting
 
@@ -83,6 +83,46 @@ def test_sharded_over_kv_heads(name: str) -> None:
     assert len(got.sharding.device_set) == 2
     want, _ = run("interpret", setting, call)
     np.testing.assert_allclose(got.astype(jnp.float32), want, rtol=0, atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+@pytest.mark.parametrize("name", ["decode group 8 f16", "prefill window", "prefix window"])
+def test_compiled_kernels_say_over_which_axes_they_vary(name: str) -> None:
+    """shard_map's own check takes them for a card; interpret mode needs it switched off."""
+    setting = SETTINGS[name]
+    call = draw(setting, 3)
+    heads, pool = PartitionSpec(None, "model"), PartitionSpec(None, None, "model")
+    rest = [PartitionSpec()] * (len(call.arguments) - 3)
+    with lowering_for(Target(), "NVIDIA A100"):
+        device = jax.sharding.get_abstract_mesh().abstract_device
+        auto = (AxisType.Auto,)
+        sharded = jax.shard_map(
+            attention(setting, interpret=None),
+            mesh=AbstractMesh((2,), ("model",), axis_types=auto, abstract_device=device),
+            in_specs=(heads, pool, pool, *rest),
+            out_specs=heads,
+        )
+        traced = jax.jit(sharded).trace(*call.arguments)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "xla.gpu.triton" in text
+
+
+def test_a_tile_is_the_most_particular_row_of_the_table() -> None:
+    def shape(arch: str, **changes: Any) -> tuple[int, int, int]:
+        numbers = {"dtype": "bfloat16", "head_dim": 128, "group": 4, "kv_dtype": None} | changes
+        tuning = choose("prefill", target=Target(arch), **numbers)
+        return tuning.block_k, tuning.query_rows, tuning.num_warps
+
+    assert shape("sm_80") == (64, 128, 8)
+    assert shape("sm_86") == (32, 64, 8)  # a row of its own
+    assert shape("sm_90") == shape("sm_90", head_dim=64) == (64, 64, 4)
+    for kv_dtype in ("int8", "float8_e4m3fn"):  # 128 rows would spill
+        assert shape("sm_80", kv_dtype=kv_dtype) == (32, 64, 4)
+        assert shape("sm_86", kv_dtype=kv_dtype) == (32, 64, 4)
+    assert shape("sm_80", kv_dtype="int8", head_dim=256) == (32, 64, 8)
+    assert shape("sm_80", head_dim=64) == (32, 64, 4)
+    assert shape("sm_80", dtype="float32", kv_dtype="int8") == (16, 16, 4)
+    assert shape("sm_120") == shape("sm_80")  # unknown: as Ampere
 
 
 def test_a_broken_row_hurts_no_other() -> None:
