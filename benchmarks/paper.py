@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from benchmarks import paper_rates, paper_rows, paper_sharing
-from benchmarks.paper_rows import Effort, Row
+from benchmarks.paper_verdict import HEADER, TRIED_HEADER, Effort, Row, all_tried
 from benchmarks.picture import Axes, Series, line_chart
 from benchmarks.publish import publish, table
 from benchmarks.report import first_line
@@ -35,7 +35,6 @@ ROWS: dict[int, Callable[[Effort], list[Row]]] = {
     10: paper_sharing.swapping,
 }
 """Rows of the paper's table and what computes them; 1 answers 2 too, 3 answers 4."""
-HEADER = ("row", "what", "printed", "ours", "deviation", "verdict", "lengths in/out")
 
 
 def main() -> None:
@@ -52,6 +51,9 @@ def main() -> None:
         return
     rows = [row for number in args.rows for row in ROWS[number](effort)]
     lines = table(HEADER, [row.cells() for row in rows])
+    if tried := all_tried(rows):
+        lines += ["", "Rows outside their bands, computed again with one thing changed:", ""]
+        lines += table(TRIED_HEADER, tried)
     record = {"site": PAPER_SITE.constants(), "requests": effort.requests,
               "rows": [row.record() for row in rows]}  # fmt: skip
     publish("paper", record, lines, {}, is_quick=args.quick, keep=args.keep)
