@@ -53,13 +53,11 @@ def main() -> None:
         "million": million, "fleet": fleet, "routing": routing, "peak": PEAK,
         "target_s": TARGET_S, "sites": {name: site.constants() for name, site in SITES.items()},
     }  # fmt: skip
-    axes = Axes("Cost of a million output tokens, ShareGPT (modelled)", "", "dollars")
-    chart = bar_chart(
-        axes,
-        [row["site"] for row in fleet],
-        [(f"{TARGET_S:g} s a token", [row["dollars_per_million_tokens"] for row in fleet])],
-        modelled=[f"{TARGET_S:g} s a token"],
-    )
+    axes = Axes("Cost by model and card, ShareGPT lengths, assumed prices of cards", "",
+                "dollars a million output tokens")  # fmt: skip
+    bars = f"at {TARGET_S:g} s a token"
+    costs = [row["dollars_per_million_tokens"] for row in fleet]
+    chart = bar_chart(axes, [row["site"] for row in fleet], [(bars, costs)], modelled=[bars])
     publish("scale", record, report_lines(record), {"": chart}, is_quick=args.quick, keep=args.keep)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from benchmarks import paper, paper_sharing
 from benchmarks.paper_verdict import Effort, Row, judged
-from benchmarks.picture import Axes, Series, bar_chart, line_chart
+from benchmarks.picture import LEFT, RIGHT, TOP, WIDTH, Axes, Series, bar_chart, line_chart
 from benchmarks.sim import lengths
 from benchmarks.sim.buddy import Buddy, chunk_of
 from benchmarks.sim.cost import A10G, GIB, LLAMA_7B, PAPER_SITE, Site, StepCost, as_printed
@@ -125,8 +126,18 @@ def test_a_chart_tells_measured_from_modelled() -> None:
     axes = Axes("t <1>", "x", "y", log_x=True)
     lines = line_chart(axes, [Series("a", [(1, 1), (8, 2)]), Series("b", [(1, 3)], True)])
     assert lines.count("stroke-dasharray") == 2 and "t &lt;1&gt;" in lines
+    assert "solid: measured" in lines and "dashed: modelled" in lines
     bars = bar_chart(Axes("t", "x", "y"), ["g"], [("a", [1.0]), ("b", [2.0])], modelled=["b"])
     assert bars.count('fill="url(#h1)"') == 2 and 'fill="url(#h0)"' not in bars
+
+
+def test_a_curve_that_runs_away_is_cut_where_it_leaves_the_chart() -> None:
+    away = Series("a", [(0, 0), (1, 1), (3, 5)])
+    chart = line_chart(Axes("t", "x", "y", most_y=2.0), [away])
+    assert chart.count("<circle") == 2, "no mark where nothing was found"
+    x, y = (float(number) for number in re.findall(r"L([\d.]+) ([\d.]+)\"", chart)[0])
+    left, right = LEFT, WIDTH - RIGHT
+    assert (x, y) == (pytest.approx(left + (right - left) * 1.5 / 3, abs=0.1), TOP)
 
 
 def test_the_small_version_prints_rows_and_keeps_them(
