@@ -31,7 +31,8 @@ from benchmarks.report import first_line
 from benchmarks.sim import lengths
 from benchmarks.sim.cost import PAPER_SITE, SITES
 
-Given, Found = TypeVar("Given"), TypeVar("Found")
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 Part = Callable[[Effort], list[Row]]
 ROWS: dict[int, tuple[Part, ...]] = {
     1: (paper_rows.memory_states,),
