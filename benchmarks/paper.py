@@ -68,6 +68,8 @@ def main() -> None:
     parts = [part for number in args.rows for part in ROWS[number]]
     rows = [row for found in each(_apply, parts, effort, args.processes) for row in found]
     lines = table(HEADER, [row.cells() for row in rows])
+    if 6 in args.rows and all(row.number != "6" for row in rows):
+        lines += ["", f"Row 6 is open: first run `{paper_sharing.BEAMS_COMMAND}`."]
     if tried := all_tried(rows):
         lines += ["", "Rows outside their bands, computed again with one thing changed:", ""]
         lines += table(TRIED_HEADER, tried)

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cache, partial
 
-from benchmarks.paper_rows import ALPACA, AT_MEANS, workloads
+from benchmarks.paper_rows import ALPACA, AT_MEANS, SLOW, workloads
 from benchmarks.paper_verdict import Changes, Effort, Row, judged
 from benchmarks.sim import lengths
 from benchmarks.sim.cost import PAPER_SITE, SITES, Site, as_printed
@@ -92,7 +92,6 @@ def throughput(effort: Effort) -> list[Row]:
     return rows
 
 
-SLOW = "steps as slow as fitted to Fig. 13"
 TGI_CHANGES: dict[str, Policy] = {
     "1,024 tokens reserved for every answer": partial(reserving, answer=1024),
     "the KV copied at each step": copying,

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from benchmarks.paper_rows import ALPACA, AT_MEANS, REAL, other_lengths, workloads
+from benchmarks.paper_rows import (
+    ALPACA,
+    AT_MEANS,
+    PRINTED_RATES,
+    REAL,
+    SLOW,
+    other_lengths,
+    workloads,
+)
 from benchmarks.paper_verdict import Effort, Row, judged, one
 from benchmarks.pressure import swap_or_recompute
 from benchmarks.publish import found_record
@@ -70,10 +79,7 @@ def _words(span: tuple[float, float]) -> str:
 def beams(effort: Effort) -> list[Row]:
     """Row 6: what BEAMS_COMMAND counted with the real small model, if it ran."""
     del effort
-    record = found_record("paper_beams")
-    if record is None:
-        print(f"row 6 is left out: no record of beams; first run {BEAMS_COMMAND}")
-        return []
+    record = found_record("paper_beams") or {"beams": []}
     return [_beam_row(cell) for cell in record["beams"]]
 
 
@@ -101,10 +107,7 @@ def shared_prefix(effort: Effort) -> list[Row]:
         row = Row("8", f"throughput over Orca Oracle, {prefix} shared tokens (modelled)",
                   f"{printed}x", _over_oracle(site, jobs), one(printed), 0.25, False,
                   lengths.mean_of_jobs(jobs))  # fmt: skip
-        changes = {"steps as slow as fitted to Fig. 13": partial(
-            _over_oracle, as_printed(site), jobs
-        )}  # fmt: skip
-        rows.append(judged(row, changes))
+        rows.append(judged(row, {SLOW: partial(_over_oracle, as_printed(site), jobs)}))
     return rows
 
 
@@ -128,12 +131,26 @@ def block_sizes(effort: Effort) -> list[Row]:
         row = Row("9", f"largest good block size, {name} (memory counted, time modelled)",
                   f"{span[0]}-{span[1]}", _largest_good(rates, NEAR), span, 0.0, False,
                   lengths.mean_of_jobs(jobs))  # fmt: skip
-        changes = {
+        changes: dict[str, Callable[[], float]] = {
             f"good from {share:.0%} of the best on": partial(_largest_good, rates, share)
             for share in (0.98, 0.9)
         }
+        rate = PRINTED_RATES["Alpaca" if name == ALPACA else "ShareGPT"]
+        changes[f"latency at {rate:.0f} requests/s, {SLOW}"] = partial(
+            _largest_good_at, rate, pairs, effort
+        )
         rows.append(judged(row, changes))
     return rows
+
+
+def _largest_good_at(rate: float, pairs: list[tuple[int, int]], effort: Effort) -> int:
+    """By mean latency a token at a rate, as Fig. 18b, in place of a full queue's throughput."""
+    jobs, site = lengths.poisson(pairs, rate, 2 * effort.requests / rate), as_printed(PAPER_SITE)
+    speeds = {
+        size: 1 / paged(site, jobs, Setting(block_size=size)).mean_normalised
+        for size in BLOCK_SIZES
+    }
+    return _largest_good(speeds, NEAR)
 
 
 def _largest_good(rates: dict[int, float], share: float) -> int:

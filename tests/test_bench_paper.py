@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import sys
@@ -88,6 +89,20 @@ def test_the_fitted_steps_give_the_printed_batches(
     found = CountingEngine(as_printed(PAPER_SITE)).run(iter(jobs)).mean_batch
     assert found == pytest.approx(batch, rel=0.08)
     assert CountingEngine(PAPER_SITE).run(iter(jobs)).mean_batch < 0.7 * batch
+
+
+def test_beams_are_read_from_their_own_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("benchmarks.report.OUT", "benchmarks.publish.RESULTS"):
+        monkeypatch.setattr(folder, tmp_path)
+    assert paper_sharing.beams(Effort.quick()) == []
+    cell = {"dataset": "Alpaca", "lengths": "Alpaca-like", "width": 4, "saved_percent": 40.0,
+            "saved_at_peak_percent": 50.0, "mean_lengths": [20, 58]}  # fmt: skip
+    (tmp_path / "paper_beams.json").write_text(json.dumps({"beams": [cell]}))
+    (row,) = paper_sharing.beams(Effort.quick())
+    assert (row.printed, row.ours) == ("53.13", 40.0)
+    assert row.verdict == "outside; within with the peaks in place of the mean (50)"
 
 
 def test_a_reason_is_what_was_tried_and_brought_a_row_inside() -> None:
