@@ -25,7 +25,7 @@ from typing import TypeVar
 from benchmarks import paper_rates, paper_rows, paper_sharing
 from benchmarks.paper_rows import ALPACA, AT_MEANS, REAL
 from benchmarks.paper_verdict import HEADER, TRIED_HEADER, Effort, Row, all_tried
-from benchmarks.picture import Axes, Series, line_chart
+from benchmarks.picture import Axes, Series, bar_chart, line_chart
 from benchmarks.publish import publish, table
 from benchmarks.report import first_line
 from benchmarks.sim import lengths
@@ -75,7 +75,20 @@ def main() -> None:
         lines += table(TRIED_HEADER, tried)
     record = {"site": PAPER_SITE.constants(), "requests": effort.requests,
               "rows": [row.record() for row in rows]}  # fmt: skip
-    publish("paper", record, lines, {}, is_quick=args.quick, keep=args.keep)
+    pictures = {"batches": batches_picture(rows)} if 3 in args.rows else {}
+    publish("paper", record, lines, pictures, is_quick=args.quick, keep=args.keep)
+
+
+def batches_picture(rows: Seq[Row]) -> str:
+    """Fig. 13 and ours, from rows 3 and 4: four systems each, at the paper's means."""
+    ours = [row.ours for row in rows if row.number in ("3", "4")]
+    bars = [
+        ("printed, ShareGPT", paper_rows.BATCHES["ShareGPT"]), ("ours, ShareGPT", ours[:4]),
+        ("printed, Alpaca", paper_rows.BATCHES["Alpaca"]), ("ours, Alpaca-like", ours[-4:]),
+    ]  # fmt: skip
+    axes = Axes("Requests that run at once: printed, and counted here", "", "mean batch",
+                log_y=True)  # fmt: skip
+    return bar_chart(axes, paper_rows.SYSTEMS, bars, modelled=None)
 
 
 def each(

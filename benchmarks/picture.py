@@ -57,9 +57,16 @@ def line_chart(axes: Axes, series: Seq[Series]) -> str:
 
 
 def bar_chart(
-    axes: Axes, groups: Seq[str], bars: Seq[tuple[str, Seq[float]]], *, modelled: Seq[str] = ()
+    axes: Axes,
+    groups: Seq[str],
+    bars: Seq[tuple[str, Seq[float]]],
+    *,
+    modelled: Seq[str] | None = (),
 ) -> str:
-    """Groups of bars; `bars` has one value a group under each name; `modelled` are hatched."""
+    """Groups of bars; `bars` has one value a group under each name; `modelled` are hatched.
+
+    `modelled`: None for what is neither measured nor modelled, as counts and printed numbers.
+    """
     top = max(value for _, values in bars for value in values if math.isfinite(value))
     across = _Scale(0, len(groups), LEFT, WIDTH - RIGHT)
     least = min(v for _, values in bars for v in values if v > 0) if axes.log_y else 0.0
@@ -68,7 +75,7 @@ def bar_chart(
     step = (WIDTH - RIGHT - LEFT) / len(groups)
     wide = step * 0.8 / len(bars)
     for index, (name, values) in enumerate(bars):
-        colour, is_modelled = COLOURS[index % len(COLOURS)], name in modelled
+        colour, is_modelled = COLOURS[index % len(COLOURS)], name in (modelled or ())
         for group, value in enumerate(values):
             if not math.isfinite(value) or (axes.log_y and value <= 0):
                 continue
@@ -79,7 +86,7 @@ def bar_chart(
                 f'height="{HEIGHT - BOTTOM - y:.1f}" fill="{fill}" stroke="{colour}"/>'
             )
         parts += _legend(index, name, colour, is_modelled, is_bar=True)
-    kinds = {name in modelled for name, _ in bars}
+    kinds = set() if modelled is None else {name in modelled for name, _ in bars}
     parts += _key(len(bars), {False: "filled: measured", True: "hatched: modelled"}, kinds)
     for group, label in enumerate(groups):
         for line, part in enumerate(label.split(" on ")):
