@@ -29,6 +29,8 @@ SHARES = (0.03, 0.1, 0.2, 0.3, 0.4, 0.55, 0.7, 0.85, 0.95)
 """Rates tried, as shares of the paged engine's saturated requests a second."""
 MOST_HALVINGS = 12
 """Of the lowest rate, for a system that does not even hold that."""
+REFINEMENTS = 4
+"""Times the gap is halved between a rate that is held and the next one, which is not."""
 
 Policy = Callable[[Site, Seq[Job]], Outcome]
 RIVALS: dict[str, Policy] = {
@@ -160,11 +162,10 @@ def curves(site: Site, pairs: Seq[tuple[int, int]], effort: Effort) -> list[Curv
     for name, policy in RIVALS.items():
         run = partial(_normalised, policy)
         points = _points(run, site, rates, traces)
-        for _ in range(0 if is_quick else MOST_HALVINGS):
-            if points[0][1] <= limit_s:
-                break
-            rate = points[0][0] / 2
-            points.insert(0, (rate, run(site, lengths.poisson(pairs, rate, count / rate))))
+        if not is_quick:
+            _find_limit(points, limit_s, lambda rate, run=run: run(
+                site, lengths.poisson(pairs, rate, count / rate)
+            ))  # fmt: skip
         found.append(Curve(name, tuple(points)))
     return found
 
@@ -190,6 +191,26 @@ def _points(
         if points[-1][1] > max(40 * points[0][1], 2 * OTHER_LIMIT_S):
             break  # far past the knee: higher rates only cost time
     return points
+
+
+def _find_limit(
+    points: list[tuple[float, float]], limit_s: float, latency: Callable[[float], float]
+) -> None:
+    """Adds rates below the lowest until one is held, then between that and what is not.
+
+    Past the knee latency explodes, so a line across a wide gap would say far too little.
+    """
+    for _ in range(MOST_HALVINGS):
+        if points[0][1] <= limit_s:
+            break
+        rate = points[0][0] / 2
+        points.insert(0, (rate, latency(rate)))
+    for _ in range(REFINEMENTS):
+        place = next((i for i, (_, seconds) in enumerate(points) if seconds > limit_s), 0)
+        if not place:
+            return
+        rate = (points[place - 1][0] + points[place][0]) / 2
+        points.insert(place, (rate, latency(rate)))
 
 
 def _twin(site: Site, jobs: Seq[Job]) -> float:

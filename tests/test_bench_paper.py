@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import paper, paper_sharing
+from benchmarks import paper, paper_rates, paper_sharing
 from benchmarks.paper_verdict import Effort, Row, judged
 from benchmarks.picture import LEFT, RIGHT, TOP, WIDTH, Axes, Series, bar_chart, line_chart
 from benchmarks.sim import lengths
@@ -135,6 +135,13 @@ def test_swapping_is_judged_by_ratios_that_can_fail(
     monkeypatch.setattr(paper_sharing, "swap_or_recompute", lambda _: [row])
     rows = paper_sharing.swapping(Effort.quick())
     assert [each.is_within for each in rows] == wanted
+
+
+def test_a_rate_held_is_found_however_coarse_the_rates() -> None:
+    points = [(8.0, 100.0), (16.0, 1000.0)]  # the knee is at 3
+    paper_rates._find_limit(points, 1.0, lambda rate: 0.1 if rate < 3 else 100.0)
+    held = paper_rates.Curve("x", tuple(points)).sustained(1.0)
+    assert held == pytest.approx(3, rel=0.05) and points == sorted(points)
 
 
 def test_a_chart_tells_measured_from_modelled() -> None:
