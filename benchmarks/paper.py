@@ -5,6 +5,7 @@
     python -m benchmarks.paper --poisson   the latency-against-rate curves, modelled
     python -m benchmarks.paper --quick     a few requests, so that nothing here can rot
     ... --requests 500 --keep              fewer; writes to benchmarks/results, not benchmarks/out
+    ... --processes 4                      as many parts at once; the figures are the same
 
 Counts come from the project's own scheduler and block manager; every second in here is modelled
 by a roofline (`benchmarks/sim/cost.py`), never measured.
@@ -14,28 +15,41 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from itertools import repeat
+from multiprocessing import get_context
+from typing import TypeVar
 
 from benchmarks import paper_rates, paper_rows, paper_sharing
-from benchmarks.paper_rows import Effort, Row
-from benchmarks.picture import Axes, Series, line_chart
+from benchmarks.paper_rows import ALPACA, AT_MEANS, REAL
+from benchmarks.paper_verdict import HEADER, TRIED_HEADER, Effort, Row, all_tried
+from benchmarks.picture import Axes, Series, bar_chart, line_chart
 from benchmarks.publish import publish, table
 from benchmarks.report import first_line
 from benchmarks.sim import lengths
 from benchmarks.sim.cost import PAPER_SITE, SITES
 
-ROWS: dict[int, Callable[[Effort], list[Row]]] = {
-    1: paper_rows.memory_states,
-    3: paper_rows.batches,
-    5: paper_sharing.parallel_sampling,
-    6: paper_sharing.beams,
-    7: paper_rates.throughput,
-    8: paper_sharing.shared_prefix,
-    9: paper_sharing.block_sizes,
-    10: paper_sharing.swapping,
+Given = TypeVar("Given")
+Found = TypeVar("Found")
+Part = Callable[[Effort], list[Row]]
+ROWS: dict[int, tuple[Part, ...]] = {
+    1: (paper_rows.memory_states,),
+    3: (paper_rows.batches,),
+    5: (paper_sharing.parallel_sampling,),
+    6: (paper_sharing.beams,),
+    7: (paper_rates.sustained, paper_rates.throughput),
+    8: (paper_sharing.shared_prefix,),
+    9: (paper_sharing.block_sizes,),
+    10: (paper_sharing.swapping,),
 }
 """Rows of the paper's table and what computes them; 1 answers 2 too, 3 answers 4."""
-HEADER = ("row", "what", "printed", "ours", "deviation", "verdict", "lengths in/out")
+PLACES = (
+    ("opt13b_a100", AT_MEANS), ("opt13b_a100", ALPACA), ("llama7b_a10g", REAL),
+    ("llama13b_a100", REAL), ("llama13b_h200", REAL),
+)  # fmt: skip
+"""Sites and lengths of the curves."""
 
 
 def main() -> None:
@@ -43,46 +57,84 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", choices=sorted(ROWS), default=sorted(ROWS))
     parser.add_argument("--poisson", action="store_true", help="the curves instead of the rows")
     parser.add_argument("--requests", type=int, default=1500)
+    parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--keep", action="store_true", help="write to benchmarks/results")
     args = parser.parse_args()
     effort = Effort.quick() if args.quick else replace(Effort(), requests=args.requests)
     if args.poisson:
-        poisson(effort, is_quick=args.quick, keep=args.keep)
+        poisson(effort, args.processes, is_quick=args.quick, keep=args.keep)
         return
-    rows = [row for number in args.rows for row in ROWS[number](effort)]
+    parts = [part for number in args.rows for part in ROWS[number]]
+    rows = [row for found in each(_apply, parts, effort, args.processes) for row in found]
     lines = table(HEADER, [row.cells() for row in rows])
+    if 6 in args.rows and all(row.number != "6" for row in rows):
+        lines += ["", f"Row 6 is open: first run `{paper_sharing.BEAMS_COMMAND}`."]
+    if tried := all_tried(rows):
+        lines += ["", "Rows outside their bands, computed again with one thing changed:", ""]
+        lines += table(TRIED_HEADER, tried)
     record = {"site": PAPER_SITE.constants(), "requests": effort.requests,
               "rows": [row.record() for row in rows]}  # fmt: skip
-    publish("paper", record, lines, {}, is_quick=args.quick, keep=args.keep)
+    pictures = {"batches": batches_picture(rows)} if 3 in args.rows else {}
+    publish("paper", record, lines, pictures, is_quick=args.quick, keep=args.keep)
 
 
-def poisson(effort: Effort, *, is_quick: bool, keep: bool) -> None:
+def batches_picture(rows: Seq[Row]) -> str:
+    """Fig. 13 and ours, from rows 3 and 4: four systems each, at the paper's means."""
+    ours = [row.ours for row in rows if row.number in ("3", "4")]
+    bars = [
+        ("printed, ShareGPT", paper_rows.BATCHES["ShareGPT"]), ("ours, ShareGPT", ours[:4]),
+        ("printed, Alpaca", paper_rows.BATCHES["Alpaca"]), ("ours, Alpaca-like", ours[-4:]),
+    ]  # fmt: skip
+    axes = Axes("Requests that run at once: printed, and counted here", "", "mean batch",
+                log_y=True)  # fmt: skip
+    return bar_chart(axes, paper_rows.SYSTEMS, bars, modelled=None)
+
+
+def each(
+    compute: Callable[[Given, Effort], Found], givens: Seq[Given], effort: Effort, processes: int
+) -> list[Found]:
+    """What is computed of each, in order, by as many processes."""
+    if processes == 1:
+        return [compute(given, effort) for given in givens]
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        return list(pool.map(compute, givens, repeat(effort)))
+
+
+def _apply(part: Part, effort: Effort) -> list[Row]:
+    return part(effort)
+
+
+def _curves(place: tuple[str, str], effort: Effort) -> list[paper_rates.Curve]:
+    site, name = place
+    return paper_rates.curves(SITES[site], paper_rows.workloads(0)[name], effort)
+
+
+def poisson(effort: Effort, processes: int, *, is_quick: bool, keep: bool) -> None:
     """Fig. 12 and its kin: mean normalised latency by rate, and the rates held."""
     record: dict[str, object] = {}
     pictures: dict[str, str] = {}
     rows: list[tuple[object, ...]] = []
-    for site_name, lengths_name, pairs in (
-        ("opt13b_a100", "sharegpt_means", lengths.sharegpt_at_means()),
-        ("opt13b_a100", "alpaca_like", lengths.alpaca_like(5000)),
-        ("llama7b_a10g", "sharegpt", lengths.sharegpt()),
-        ("llama13b_a100", "sharegpt", lengths.sharegpt()),
-        ("llama13b_h200", "sharegpt", lengths.sharegpt()),
-    )[: 1 if is_quick else None]:
-        site, key = SITES[site_name], f"{site_name}_{lengths_name}"
-        found = paper_rates.curves(site, pairs, effort)
+    pairs_of = paper_rows.workloads(0)
+    places = PLACES[: 1 if is_quick else None]
+    all_found = each(_curves, places, effort, processes)
+    for (site_name, name), found in zip(places, all_found, strict=True):
+        site, pairs = SITES[site_name], pairs_of[name]
+        key = f"{site_name}_{'alpaca' if name == ALPACA else 'sharegpt'}"
         limit = paper_rates.LIMIT * paper_rates.idle_latency(found)
         ours = found[0].sustained(limit)
         for curve in found:
             held = curve.sustained(limit)
-            rows.append((site.name, lengths_name, curve.system, held, f"{ours / held:.2f}x"))
+            rows.append((site.name, name, curve.system, held, f"{ours / held:.2f}x"))
         record[key] = {"limit_s": limit, "mean_lengths": lengths.mean_lengths(pairs),
                        "curves": {curve.system: curve.points for curve in found},
                        "site": site.constants()}  # fmt: skip
-        title = f"{site.name}, {lengths_name.replace('_', ' ')} lengths (modelled)"
-        axes = Axes(title, "requests a second", "mean seconds a token", most_y=2 * limit)
-        pictures[key] = line_chart(axes, [Series(c.system, c.points, True) for c in found])
-        print(key, flush=True)
+        axes = Axes(f"{site.name}, {name}", "requests a second",
+                    "mean latency, seconds a token of output", most_y=2 * limit)  # fmt: skip
+        last = max(rate for curve in found for rate, _ in curve.points)
+        drawn = [Series(curve.system, curve.points, True) for curve in found]
+        drawn.append(Series("limit of a rate held", [(0.0, limit), (last, limit)], True))
+        pictures[key] = line_chart(axes, drawn)
     twin = paper_rates.check_twin(PAPER_SITE, lengths.sharegpt(), 20 if is_quick else 250)
     record["twin"] = twin
     header = ("site", "lengths", "system", "rate held, requests/s (modelled)", "ours over it")

@@ -51,13 +51,22 @@ def line_chart(axes: Axes, series: Seq[Series]) -> str:
     for index, each in enumerate(series):
         colour = index if each.colour is None else each.colour
         parts += _line(axes, each, COLOURS[colour % len(COLOURS)], across, up, index=index)
+    is_modelled = {each.is_modelled for each in series}
+    parts += _key(len(series), {False: "solid: measured", True: "dashed: modelled"}, is_modelled)
     return _document(parts)
 
 
 def bar_chart(
-    axes: Axes, groups: Seq[str], bars: Seq[tuple[str, Seq[float]]], *, modelled: Seq[str] = ()
+    axes: Axes,
+    groups: Seq[str],
+    bars: Seq[tuple[str, Seq[float]]],
+    *,
+    modelled: Seq[str] | None = (),
 ) -> str:
-    """Groups of bars; `bars` has one value a group under each name; `modelled` are hatched."""
+    """Groups of bars; `bars` has one value a group under each name; `modelled` are hatched.
+
+    `modelled`: None for what is neither measured nor modelled, as counts and printed numbers.
+    """
     top = max(value for _, values in bars for value in values if math.isfinite(value))
     across = _Scale(0, len(groups), LEFT, WIDTH - RIGHT)
     least = min(v for _, values in bars for v in values if v > 0) if axes.log_y else 0.0
@@ -66,7 +75,7 @@ def bar_chart(
     step = (WIDTH - RIGHT - LEFT) / len(groups)
     wide = step * 0.8 / len(bars)
     for index, (name, values) in enumerate(bars):
-        colour, is_modelled = COLOURS[index % len(COLOURS)], name in modelled
+        colour, is_modelled = COLOURS[index % len(COLOURS)], name in (modelled or ())
         for group, value in enumerate(values):
             if not math.isfinite(value) or (axes.log_y and value <= 0):
                 continue
@@ -77,6 +86,8 @@ def bar_chart(
                 f'height="{HEIGHT - BOTTOM - y:.1f}" fill="{fill}" stroke="{colour}"/>'
             )
         parts += _legend(index, name, colour, is_modelled, is_bar=True)
+    kinds = set() if modelled is None else {name in modelled for name, _ in bars}
+    parts += _key(len(bars), {False: "filled: measured", True: "hatched: modelled"}, kinds)
     for group, label in enumerate(groups):
         for line, part in enumerate(label.split(" on ")):
             y = HEIGHT - BOTTOM + 16 + 14 * line
@@ -144,16 +155,17 @@ def _frame(axes: Axes, across: _Scale | None, up: _Scale) -> list[str]:
 def _line(
     axes: Axes, series: Series, colour: str, across: _Scale, up: _Scale, *, index: int
 ) -> list[str]:
-    places: list[tuple[float, float]] = []
-    for x, y in series.points:
-        if _can_draw(axes, (x, y)):
-            places.append((across(x), up(min(y, up.high))))
-            if y > up.high:
-                break  # it has run away
+    shown = [point for point in series.points if _can_draw(axes, point)]
+    over = next((i for i, (_, y) in enumerate(shown) if y > up.high), len(shown))
+    places = [(across(x), up(y)) for x, y in shown[:over]]
+    marks = list(places)
+    if 0 < over < len(shown):  # it runs away: drawn up to where it leaves the chart
+        (x0, y0), (x1, y1) = shown[over - 1 : over + 1]
+        places.append((across(x0 + (x1 - x0) * (up.high - y0) / (y1 - y0)), up(up.high)))
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
     dash = ' stroke-dasharray="6 4"' if series.is_modelled else ""
     parts = [f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>']
-    parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
+    parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in marks]
     return parts + _legend(index, series.name, colour, series.is_modelled, is_bar=False)
 
 
@@ -165,6 +177,13 @@ def _legend(index: int, name: str, colour: str, is_modelled: bool, *, is_bar: bo
         fill = f"url(#h{index % len(COLOURS)})" if is_modelled else colour
         mark = f'<rect x="{x}" y="{y - 6}" width="22" height="11" fill="{fill}" stroke="{colour}"/>'
     return [mark, _text(x + 28, y + 4, name, "start", 11)]
+
+
+def _key(below: int, words: dict[bool, str], kinds: set[bool]) -> list[str]:
+    """Under the legend: what the strokes mean, of those that the chart has."""
+    x, y = WIDTH - RIGHT + 12, TOP + 20 + 20 * below
+    lines = [words[kind] for kind in sorted(kinds)]
+    return [_text(x, y + 14 * line, text, "start", 11) for line, text in enumerate(lines)]
 
 
 def _text(x: float, y: float, text: str, anchor: str, size: int) -> str:

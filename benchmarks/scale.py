@@ -1,11 +1,11 @@
 """From one machine to a fleet: replicas for a daily load, cost, routing, a million requests.
 
-    python -m benchmarks.scale           minutes; everything in seconds is modelled
+    python -m benchmarks.scale           ten minutes; everything in seconds is modelled
     python -m benchmarks.scale --quick   a few requests
     ... --keep                           writes to benchmarks/results
 
-The routing comparison steps N real schedulers. The million runs through a counting twin of the
-scheduler, which is set beside the real one on the same trace first.
+The million and the routing comparison step real schedulers. The fleet's search for a rate runs
+through a counting twin of the scheduler, which is set beside the real one on the million.
 """
 
 from __future__ import annotations
@@ -44,57 +44,48 @@ def main() -> None:
         count, per_rate, trace, replicas = 2000, 100, 60, 2
     else:
         count, per_rate, trace, replicas = args.million, 6000, 1500, 4
-    twin = compare_twin(trace)
     million = run_million(count)
     fleet = plan_fleet(per_rate)
     routing = [
         compare_routing(replicas, trace // 2, policy) for policy in ("round robin", "prefix")
     ]
     record = {
-        "twin": twin, "million": million, "fleet": fleet, "routing": routing, "peak": PEAK,
+        "million": million, "fleet": fleet, "routing": routing, "peak": PEAK,
         "target_s": TARGET_S, "sites": {name: site.constants() for name, site in SITES.items()},
     }  # fmt: skip
-    axes = Axes("Cost of a million output tokens, ShareGPT (modelled)", "", "dollars")
-    chart = bar_chart(
-        axes,
-        [row["site"] for row in fleet],
-        [(f"{TARGET_S:g} s a token", [row["dollars_per_million_tokens"] for row in fleet])],
-        modelled=[f"{TARGET_S:g} s a token"],
-    )
+    axes = Axes("Cost by model and card, ShareGPT lengths, assumed prices of cards", "",
+                "dollars a million output tokens")  # fmt: skip
+    bars = f"at {TARGET_S:g} s a token"
+    costs = [row["dollars_per_million_tokens"] for row in fleet]
+    chart = bar_chart(axes, [row["site"] for row in fleet], [(bars, costs)], modelled=[bars])
     publish("scale", record, report_lines(record), {"": chart}, is_quick=args.quick, keep=args.keep)
 
 
-def compare_twin(count: int) -> dict[str, Any]:
-    """The counting twin beside the real scheduler on one trace, and what a token costs either."""
-    jobs = lengths.poisson(lengths.alpaca_like(4 * count), 80.0, count / 80.0)
-    start = time.perf_counter()
+def run_million(count: int) -> dict[str, dict[str, Any]]:
+    """Alpaca-like requests, 60 a second, one replica: the real scheduler, then its twin.
+
+    One thread, so that processor seconds are the wall seconds of a machine with nothing else.
+    """
+    jobs = list(_stream(lengths.alpaca_like(50_000), 60.0, count))
+    start, wall = time.process_time(), time.perf_counter()
     real = paged(PAPER_SITE, jobs)
-    middle = time.perf_counter()
+    middle, wall = time.process_time(), time.perf_counter() - wall
     twin = CountingEngine(PAPER_SITE).run(iter(jobs))
-    end = time.perf_counter()
-    latencies = real.latencies()
+    end = time.process_time()
     return {
-        "requests": len(jobs),
-        "mean_lengths": lengths.mean_of_jobs(jobs),
-        "real": {"steps": real.counters["num_steps"], "end_s": real.end_s,
-                 "mean_latency_s": sum(latencies) / len(latencies),
-                 "host_us_per_token": 1e6 * (middle - start) / real.output_tokens},
-        "twin": {"steps": twin.steps, "end_s": twin.seconds,
-                 "mean_latency_s": twin.latency_sum_s / twin.requests,
-                 "host_us_per_token": 1e6 * (end - middle) / twin.output_tokens},
-    }  # fmt: skip
-
-
-def run_million(count: int) -> dict[str, Any]:
-    """Alpaca-like requests, at 60 a second, through one replica: wall seconds and what they did."""
-    pairs = lengths.alpaca_like(50_000)
-    start = time.perf_counter()
-    totals = CountingEngine(PAPER_SITE).run(_stream(pairs, 60.0, count))
-    return {
-        "requests": totals.requests, "output_tokens": totals.output_tokens, "steps": totals.steps,
-        "preemptions": totals.preemptions, "modelled_s": totals.seconds,
-        "mean_latency_s": totals.latency_sum_s / totals.requests, "mean_batch": totals.mean_batch,
-        "wall_s": time.perf_counter() - start,
+        "real": {
+            "requests": real.num_done, "output_tokens": real.output_tokens,
+            "steps": int(real.counters["num_steps"]),
+            "preemptions": int(real.counters["preemptions_recompute"]),
+            "modelled_s": real.end_s, "mean_latency_s": sum(real.latencies()) / real.num_done,
+            "mean_batch": real.meter.mean("batch"), "processor_s": middle - start, "wall_s": wall,
+        },
+        "twin": {
+            "requests": twin.requests, "output_tokens": twin.output_tokens, "steps": twin.steps,
+            "preemptions": twin.preemptions, "modelled_s": twin.seconds,
+            "mean_latency_s": twin.latency_sum_s / twin.requests, "mean_batch": twin.mean_batch,
+            "processor_s": end - middle,
+        },
     }  # fmt: skip
 
 
@@ -187,19 +178,22 @@ def _stream(pairs: list[tuple[int, int]], rate: float, count: int) -> Iterator[J
 
 
 def report_lines(record: dict[str, Any]) -> list[str]:
-    twin, million = record["twin"], record["million"]
-    lines = ["Everything in seconds is modelled; wall seconds are measured.", ""]
-    lines += table(
-        ("trace", "steps", "end, s", "mean latency, s", "wall us a token"),
-        [(name, *twin[name].values()) for name in ("real", "twin")],
-    )
-    lines += [
+    real, twin = record["million"]["real"], record["million"]["twin"]
+    lines = [
+        "Everything in seconds is modelled; processor seconds are measured.",
         "",
-        f"{million['requests']:,} requests, {million['output_tokens']:,} output tokens in "
-        f"{million['wall_s']:.0f} s of wall time ({million['modelled_s'] / 3600:.1f} h modelled, "
-        f"mean batch {million['mean_batch']:.0f}, {million['preemptions']} preemptions).",
+        f"{real['requests']:,} requests, {real['output_tokens']:,} output tokens through the real "
+        f"scheduler in {real['processor_s'] / 60:.1f} minutes of one processor "
+        f"({1e6 * real['processor_s'] / real['output_tokens']:.1f} us a token); "
+        f"its counting twin took {twin['processor_s']:.0f} s.",
         "",
     ]
+    keys = ("steps", "preemptions", "modelled_s", "mean_latency_s", "mean_batch")
+    lines += table(
+        ("trace", "steps", "preemptions", "end, s", "mean latency, s", "mean batch"),
+        [(name, *(each[key] for key in keys)) for name, each in record["million"].items()],
+    )
+    lines += [""]
     replicas = [f"replicas at {n:,} a day" for n in DAILY_REQUESTS]
     lines += table(
         ("site", "requests/s held", *replicas, "$ / million tokens"),

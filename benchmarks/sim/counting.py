@@ -100,7 +100,10 @@ class CountingEngine:
         rows, read = self._num_running, self._stored
         new_tokens, squares = self._admit(rows)
         seconds = self._site.cost.seconds(
-            tokens=rows + new_tokens, context_tokens=read, attended=read + squares / 2
+            tokens=rows + new_tokens,
+            context_tokens=read,
+            attended=read + squares / 2,
+            rows=self._num_running,
         )
         self.clock += seconds
         self.totals.steps += 1

@@ -59,6 +59,14 @@ def sharegpt_at_means(means: tuple[float, float] = SHAREGPT_MEANS) -> list[tuple
     return [_scaled(pair, scales) for pair in pairs]
 
 
+def paired_anew(pairs: Iterable[tuple[int, int]], *, seed: int = 0) -> list[tuple[int, int]]:
+    """The same prompts and outputs, but which goes with which is drawn by lot."""
+    prompts, outputs = map(list, zip(*pairs, strict=True))
+    random.Random(seed).shuffle(outputs)
+    pairs = zip(prompts, outputs, strict=True)
+    return [(prompt, min(output, MAX_TOKENS - prompt)) for prompt, output in pairs]
+
+
 def alpaca_like(
     count: int, *, seed: int = 0, sigma: tuple[float, float] = ALPACA_SIGMA
 ) -> list[tuple[int, int]]:
@@ -116,10 +124,11 @@ def mean_of_jobs(jobs: Seq[Job]) -> tuple[float, float]:
 
 
 def _draw(pairs: list[tuple[int, int]], count: int, rng: random.Random) -> list[tuple[int, int]]:
-    """Each pair once before any comes twice, so that the means stay near the source's."""
-    found: list[tuple[int, int]] = []
-    while len(found) < count:
-        found += rng.sample(pairs, min(count - len(found), len(pairs)))
+    """Of every part of the outputs' range its share, so that few jobs have the source's means."""
+    ordered = sorted(pairs, key=lambda pair: (pair[1], pair[0]))
+    apart, first = len(ordered) / count, rng.random()
+    found = [ordered[int((index + first) * apart)] for index in range(count)]
+    rng.shuffle(found)
     return found
 
 

@@ -142,6 +142,7 @@ class Engine:
             tokens=tokens,
             context_tokens=read,
             attended=attended,
+            rows=sum(len(row.draws) for row in plan.rows),
             moved_bytes=moved * self.setting.block_size * kv_bytes,
         )
 
@@ -185,7 +186,7 @@ def paged(
 
 
 def answer(plan: StepPlan) -> StepResult:
-    """Token 7, whatever was asked."""
-    count = sum(len(row.draws) for row in plan.rows)
-    logprobs = [-1.0] * count
-    return StepResult(plan.step_id, [7] * count, logprobs, logprobs, ((),) * count)
+    """To each sample a token of its own: what gave way shares no more than its prompt again."""
+    token_ids = [draw.seq_id for row in plan.rows for draw in row.draws]
+    logprobs = [-1.0] * len(token_ids)
+    return StepResult(plan.step_id, token_ids, logprobs, logprobs, ((),) * len(token_ids))

@@ -57,10 +57,23 @@ def orca(site: Site, jobs: Seq[Job], kind: str, *, drained: bool = True) -> Outc
     return _Iterations(site, jobs, Buddy(site.slots), sizes[kind]).run(drained)
 
 
-def tgi(site: Site, jobs: Seq[Job], *, drained: bool = True) -> Outcome:
-    return _Iterations(site, jobs, Budget(site.slots), lambda job: job.prompt + job.output).run(
-        drained
-    )
+def tgi(site: Site, jobs: Seq[Job]) -> Outcome:
+    """Prompt and output reserved exactly."""
+    return reserving(site, jobs, answer=0)
+
+
+def reserving(site: Site, jobs: Seq[Job], *, answer: int) -> Outcome:
+    """As `tgi`, with room for an answer of so many tokens, or of the output where that is more."""
+
+    def size(job: Job) -> int:
+        return min(job.prompt + max(job.output, answer), MAX_TOKENS)
+
+    return _Iterations(site, jobs, Budget(site.slots), size).run(drained=True)
+
+
+def copying(site: Site, jobs: Seq[Job]) -> Outcome:
+    """As `tgi`, with a KV cache that is copied to grow."""
+    return tgi(_with_copies(site), jobs)
 
 
 @dataclass(slots=True)
@@ -99,6 +112,7 @@ class _Iterations:
                 tokens=decoding + sum(jobs[j].prompt * jobs[j].samples for j in new),
                 context_tokens=read,
                 attended=read + sum(jobs[j].samples * jobs[j].prompt ** 2 / 2 for j in new),
+                rows=self.batch,
             )
             self.clock += seconds
             outcome.meter.add(seconds, batch=self.batch, stored=self.stored, reserved=self.reserved)
@@ -155,13 +169,16 @@ def faster(site: Site, jobs: Seq[Job]) -> Outcome:
 
 def transformers(site: Site, jobs: Seq[Job]) -> Outcome:
     """Static batches as large as the padded rectangle fits; a KV cache that is copied to grow."""
-    copying = replace(site, cost=replace(site.cost, kv_passes=3.0))
 
     def fits(batch: Seq[Job]) -> bool:
         longest = max(job.prompt for job in batch) + max(job.output for job in batch)
         return longest * sum(job.samples for job in batch) <= site.slots
 
-    return _batches(copying, jobs, fits, padded=True)
+    return _batches(_with_copies(site), jobs, fits, padded=True)
+
+
+def _with_copies(site: Site) -> Site:
+    return replace(site, cost=replace(site.cost, kv_passes=3.0))
 
 
 def _batches(
@@ -190,14 +207,14 @@ def _run_batch(site: Site, outcome: Outcome, batch: list[int], clock: float, pad
     widest = max(job.prompt for job in jobs)
     prompts = sum((widest if padded else job.prompt) * job.samples for job in jobs)
     squares = sum((widest if padded else job.prompt) ** 2 * job.samples for job in jobs)
-    seconds = site.cost.seconds(tokens=prompts, context_tokens=0, attended=squares / 2)
+    seconds = site.cost.seconds(tokens=prompts, context_tokens=0, attended=squares / 2, rows=rows)
     outcome.meter.add(seconds, batch=rows)
     clock += seconds
     for j in batch:
         outcome.first_s[j] = clock
     for step in range(1, max(job.output for job in jobs)):
         read = prompts + rows * step
-        seconds = site.cost.seconds(tokens=rows, context_tokens=read, attended=read)
+        seconds = site.cost.seconds(tokens=rows, context_tokens=read, attended=read, rows=rows)
         outcome.meter.add(seconds, batch=rows)
         clock += seconds
     for j in batch:
