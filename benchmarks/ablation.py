@@ -20,7 +20,7 @@ from jaxpage.device.kv_cache import init_cache, write_kv
 from jaxpage.device.settings import greedy_sampling
 from jaxpage.device.types import DrawInput, StepInput
 from jaxpage.models.llama import Llama
-from jaxpage.models.registry import LINEARS
+from jaxpage.models.registry import OPS
 
 BLOCK_SIZE = 16
 PARTS = (
@@ -31,12 +31,12 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A model on the device at hand, with one backend for attention and for matrix products."""
+    """A model on the device at hand, with one backend for attention and for the rest."""
 
     config: ModelConfig
     params: dict[str, Any]
     attention: str
-    linear: str
+    ops: str
 
 
 def step_costs(
@@ -46,7 +46,10 @@ def step_costs(
 
     The least of the rounds: parts are differences, and what else a machine does only adds.
     """
-    variants = {name: _compile(bench, name) for name in ("full", "write", "none", "mlp", "qkvo")}
+    names = ["full", "write", "none", "mlp", "qkvo"]
+    if bench.attention == "native":
+        names.remove("write")  # its attention stores K and V itself
+    variants = {name: _compile(bench, name) for name in names}
     head, draw, empty = _head(bench), _draw(bench), jax.jit(lambda params, x: x + 1)
     most = max(contexts)
     cache = init_cache(
@@ -79,9 +82,10 @@ def step_costs(
 
 
 def _parts(ms: dict[str, float]) -> dict[str, float]:
+    write = ms.get("write", ms["none"])
     layers = {
-        "attention": ms["full"] - ms["write"],
-        "KV write": ms["write"] - ms["none"],
+        "attention": ms["full"] - write,
+        "KV write": write - ms["none"],
         "QKV and O": ms["full"] - ms["qkvo"],
         "MLP": ms["full"] - ms["mlp"],
     }
@@ -97,9 +101,9 @@ def _parts(ms: dict[str, float]) -> dict[str, float]:
 
 def _compile(bench: Bench, leave_out: str) -> Callable[..., Any]:
     config = bench.config
-    product = LINEARS[bench.linear]  # pyright: ignore[reportArgumentType]  # a name from the command line
+    ops = OPS[bench.ops]
     if leave_out in ("mlp", "qkvo"):
-        product = _without(config, product, leave_out)
+        ops = replace(ops, linear=_without(config, ops.linear, leave_out))
     attend: Any = make_attention(
         bench.attention, scale=config.head_dim**-0.5, sliding_window=config.sliding_window
     )
@@ -108,7 +112,7 @@ def _compile(bench: Bench, leave_out: str) -> Callable[..., Any]:
     elif leave_out == "none":
         # k and v are used a little, so that their products are not dropped
         attend = lambda q, k, v, kv, step: (q + (k + v)[:, :1] * jnp.asarray(1e-9, q.dtype), kv)  # noqa: E731
-    model = Llama(config, product)
+    model = Llama(config, ops)
 
     def run(params: Any, cache: Any, step: StepInput) -> Any:
         hidden, cache = model.apply({"params": params}, cache, step, attend)
@@ -133,12 +137,12 @@ def _without(config: ModelConfig, product: Any, part: str) -> Any:
 
 
 def _head(bench: Bench) -> Callable[..., Any]:
-    model = Llama(bench.config, LINEARS[bench.linear])  # pyright: ignore[reportArgumentType]  # as above
+    model = Llama(bench.config, OPS[bench.ops])
     return jax.jit(lambda params, x: model.apply({"params": params}, x, method="logits"))
 
 
 def _draw(bench: Bench) -> Callable[..., Any]:
-    model: Any = Llama(bench.config, LINEARS[bench.linear])  # pyright: ignore[reportArgumentType]  # as above
+    model: Any = Llama(bench.config, OPS[bench.ops])
 
     def run(params: Any, hidden: Array, small: Array) -> Any:
         rows = hidden.shape[0]

@@ -2,7 +2,7 @@
 
     python -m benchmarks.breakdown                       the device at hand, minutes
     python -m benchmarks.breakdown --batches 1 16        fewer
-    python -m benchmarks.breakdown --attention native    another backend (and --linear)
+    python -m benchmarks.breakdown --attention native    another backend (and --ops)
     python -m benchmarks.breakdown --quick               a small model, seconds
 
 Measured by leaving parts out of the compiled step; beside it the roofline's prediction for this
@@ -44,7 +44,7 @@ def main() -> None:
         batches, contexts, rounds = [2], [16, 48], 1
     else:
         batches, contexts, rounds = args.batches, args.contexts, args.rounds
-    bench = Bench(config, params, args.attention, args.linear)
+    bench = Bench(config, params, args.attention, args.ops)
     floors = measure_floors(quick=args.quick)
     here = this_machine(floors)
     shape = shape_of(config)
@@ -61,7 +61,7 @@ def main() -> None:
             print(f"{rows} rows at {context}: {parts['step']:.1f} ms", flush=True)
     record = {
         "model": str(args.model), "dtype": config.dtype, "attention": args.attention,
-        "linear": args.linear, "rounds": rounds, "floors": floors, "measured": cells,
+        "ops": args.ops, "rounds": rounds, "floors": floors, "measured": cells,
         "modelled": modelled(),
     }  # fmt: skip
     name = f"breakdown_{args.attention}"
@@ -76,7 +76,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--attention", default=best)
-    parser.add_argument("--linear", default=best, choices=("xla", "native"))
+    parser.add_argument("--ops", default=best, choices=("xla", "native"))
     parser.add_argument("--batches", type=int, nargs="*", default=list(BATCHES))
     parser.add_argument("--contexts", type=int, nargs="*", default=list(CONTEXTS))
     parser.add_argument("--rounds", type=int, default=5)
@@ -158,7 +158,7 @@ def report_lines(record: dict[str, Any]) -> list[str]:
     lines = [
         "Measured, ms a decode step "
         f"({record['model']}, {record['dtype']}, attention {record['attention']}, "
-        f"products {record['linear']}; the host's part hides under the device's):", "",
+        f"operations {record['ops']}; the host's part hides under the device's):", "",
     ]  # fmt: skip
     rows = [
         (

@@ -48,9 +48,9 @@ ROOMS = {
     "jaxpage.native": Room("jaxpage.native jaxpage.errors", "jax numpy"),
     "jaxpage.device": Room("jaxpage.device jaxpage.config jaxpage.errors", "jax numpy jaxtyping"),
     "jaxpage.device.attention": Room(
-        "jaxpage.device jaxpage.native jaxpage.config jaxpage.errors pallas_kernels",
-        "jax numpy jaxtyping",
+        "jaxpage.device jaxpage.native jaxpage.config jaxpage.errors", "jax numpy jaxtyping"
     ),
+    "jaxpage.device.attention_native": Room("jaxpage.device jaxpage.native", "jax jaxtyping"),
     "jaxpage.device.attention_pallas": Room("jaxpage.device pallas_kernels", "jax jaxtyping"),
     "jaxpage.models": Room(
         "jaxpage.models jaxpage.native jaxpage.config jaxpage.errors", "jax numpy flax jaxtyping"
