@@ -170,8 +170,8 @@ def picture(record: dict[str, Any]) -> str:
     for colour, name in enumerate(dict.fromkeys(row["lengths"] for row in record["counted"])):
         rows = [row for row in record["counted"] if row["lengths"] == name]
         for key, label, is_modelled in (
-            ("waste_percent", "waste, counted", False),
-            ("joined_share", "tokens/s, modelled", True),
+            ("waste_percent", "waste", False),
+            ("joined_share", "tokens/s", True),
         ):
             scale = 100 if key == "joined_share" else 1
             points = [(row["block_size"], scale * row[key]) for row in rows]
