@@ -274,7 +274,10 @@ def test_the_checker_wants_heavy_packages_inside_functions(
     ("module", "source"),
     [
         ("jaxpage.host.plan", "import math\nfrom jaxpage import config\nfrom . import buckets"),
-        ("jaxpage.device.attention", "import jax.numpy as jnp\nfrom pallas_kernels import paged"),
+        (
+            "jaxpage.device.attention_pallas",
+            "from jax import Array\nfrom pallas_kernels import paged",
+        ),
         ("jaxpage.engine.batch", "from jaxpage.host.plan import Draw\nimport jaxpage.device.step"),
         ("pallas_kernels._compat", "from jax._src.pallas import core"),
         ("jaxpage.config", "import os\nos.environ.get('XDG_CACHE_HOME')"),
