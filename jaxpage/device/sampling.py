@@ -11,6 +11,7 @@ Where all ids of a draw are forbidden it takes id 0, with log-probability -inf.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,11 +27,15 @@ from jaxpage.device.truncation import truncate
 from jaxpage.device.types import DrawInput, SamplingInput, StepOutput
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Float, Int
 
 MIN_TEMPERATURE = 1e-5
 """Below it a draw is greedy, as in vLLM: logits over so little leave nothing but the largest."""
 BLOCK_IDS = 256
+
+
+Summarise = Callable[[Array], tuple[Array, Array]]
+"""Of rows [R, V]: (int32 [R] index of the first largest, float32 [R] log of the sum of exp)."""
 
 
 class Drawn(NamedTuple):
@@ -42,6 +47,11 @@ class Drawn(NamedTuple):
     top_logprobs: Array  # [J] float32
 
 
+def summarise(logits: Float[Array, "R V"]) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
+    """What every draw reads of all its logits, in plain XLA; see `Summarise`."""
+    return _first_largest(logits), each_row(jax.nn.logsumexp, logits)
+
+
 def sample(
     logits: Float[Array, "R V"],
     draw: DrawInput,
@@ -49,6 +59,7 @@ def sample(
     *,
     num_top: int = 0,
     num_token_ids: int | None = None,
+    summarise: Summarise = summarise,
 ) -> StepOutput:
     """One token of each row of float32 logits, with log-probabilities.
 
@@ -62,10 +73,12 @@ def sample(
     if sampling.history is not None:
         edited = penalise(edited, sampling.history, draw.token_ids)
 
-    normaliser = each_row(jax.nn.logsumexp, logits)
+    largest, normaliser = summarise(logits)
+    if edited is not logits:
+        largest, _ = summarise(edited)
     top_logits, top_ids = lax.top_k(logits, min(num_top, logits.shape[1]))
     greedy = Drawn(
-        token_ids=_first_largest(edited),
+        token_ids=largest,
         logprobs=jnp.zeros_like(normaliser),
         top_ids=top_ids,
         top_logprobs=top_logits - normaliser[:, None],

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxpage.device.attention import make_attention
-from jaxpage.device.sampling import sample
+from jaxpage.device.sampling import Summarise, sample, summarise
 from jaxpage.device.settings import greedy_sampling
 from jaxpage.device.types import (
     Attention,
@@ -101,10 +101,18 @@ def draw(
     *,
     num_top: int = 0,
     num_token_ids: int | None = None,
+    summarise: Summarise = summarise,
 ) -> StepOutput:
     """The next token of each draw. `num_token_ids`: ids from there on are padding, never drawn."""
     logits = model.apply({"params": params}, draw_input.hidden, method="logits")
-    return sample(logits, draw_input, sampling, num_top=num_top, num_token_ids=num_token_ids)
+    return sample(
+        logits,
+        draw_input,
+        sampling,
+        num_top=num_top,
+        num_token_ids=num_token_ids,
+        summarise=summarise,
+    )
 
 
 def prompt_logprobs(

@@ -16,10 +16,12 @@ import numpy as np
 from jax import Array
 from jax.stages import Lowered
 
+from jaxpage import native
 from jaxpage.config import CacheConfig, EngineConfig, ModelConfig
 from jaxpage.device import step as device_step
 from jaxpage.device.attention import make_attention
 from jaxpage.device.kv_cache import init_cache
+from jaxpage.device.sampling import summarise
 from jaxpage.device.types import DrawInput, KVCache, SamplingInput, StepOutput, StepShape, unpack
 from jaxpage.engine.batch import Ladders, StepInputBuilder, draw_rows, prompt_targets, to_result
 from jaxpage.engine.block_moves import BlockMover
@@ -81,6 +83,7 @@ class Runner:
         self._moved: StepPlan | None = None
         """The last plan whose block moves are done: they must not be done twice."""
         self._sampling = SamplingBuilder(engine, config.vocab_size)
+        self._summarise = native.summarise if engine.attention == "native" else summarise
 
     def dispatch(self, plan: StepPlan) -> Ticket:
         """Starts a step and returns without waiting for it.
@@ -198,6 +201,7 @@ class Runner:
                 sampling,
                 num_top=num_top,
                 num_token_ids=self._num_token_ids,
+                summarise=self._summarise,
             )
             ids = output.token_ids
             return output, jnp.zeros(self._max_draws, jnp.int32).at[: ids.size].set(ids)

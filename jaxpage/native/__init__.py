@@ -1,5 +1,5 @@
 """Native CPU kernels as XLA custom calls: small matrix products, what lies between
-them, and paged attention.
+them, paged attention, and what sampling reads of all logits.
 
 They exist where the package was built with a C++ compiler; `is_built` tells. A leaf: knows arrays
 only, no step and no model. In a checkout: python setup.py build_ext --inplace
@@ -14,6 +14,7 @@ from jaxpage.native.kernels import (
     paged_attention,
     product,
     rotate,
+    summarise,
 )
 
 __all__ = [
@@ -25,4 +26,5 @@ __all__ = [
     "paged_attention",
     "product",
     "rotate",
+    "summarise",
 ]

@@ -105,6 +105,18 @@ ffi::Error rotate(ffi::ThreadPool pool, Floats qkv, Floats cos, Floats sin, Resu
   return ffi::Error::Success();
 }
 
+ffi::Error summarise(ffi::ThreadPool pool, Floats x, ffi::ResultBuffer<ffi::S32> largest,
+                     Result log_sum_exp) {
+  const auto xs = x.dimensions();
+  if (xs.size() != 2 || static_cast<int64_t>(largest->element_count()) != xs[0] ||
+      static_cast<int64_t>(log_sum_exp->element_count()) != xs[0]) {
+    return ffi::Error::InvalidArgument("wanted x [R, V], and [R] of what is told of its rows");
+  }
+  const Logits l{x.typed_data(), largest->typed_data(), log_sum_exp->typed_data(), xs[1]};
+  for_rows(pool, xs[0], xs[1], [&](int64_t a, int64_t b) { kernels().summarise(l, a, b); });
+  return ffi::Error::Success();
+}
+
 }  // namespace
 
 const Kernels& jaxpage::kernels() { return *best().kernels; }
@@ -134,7 +146,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_rotate, rotate,
                                   .Ret<Floats>()
                                   .Ret<Floats>());
 
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_summarise, summarise,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Floats>()
+                                  .Ret<ffi::Buffer<ffi::S32>>()
+                                  .Ret<Floats>());
+
 // What kernels.py calls INTERFACE: raised when a function here takes or gives anything else.
-extern "C" int jaxpage_interface() { return 3; }
+extern "C" int jaxpage_interface() { return 4; }
 
 extern "C" const char* jaxpage_instruction_set() { return best().name; }

@@ -40,6 +40,15 @@ struct Rotation {
   int64_t num_kv_heads, group, head_dim;
 };
 
+// Of each row the index of its largest entry (the first of equals; a NaN is larger than any) and
+// the logarithm of the sum of exp(x).
+struct Logits {
+  const float* x;      // [R, size]
+  int32_t* largest;    // [R]
+  float* log_sum_exp;  // [R]
+  int64_t size;
+};
+
 // Queries of `row` against its keys in the pool. T tokens, N query heads, K KV heads, G = N / K.
 struct Attention {
   const float* q;               // [T, N, H]
@@ -88,6 +97,7 @@ struct Kernels {
   void (*norm)(const Norm&, int64_t first, int64_t last);    // rows
   void (*gate)(const Gate&, int64_t first, int64_t last);    // rows
   void (*rotate)(const Rotation&, int64_t first, int64_t last);  // tokens
+  void (*summarise)(const Logits&, int64_t first, int64_t last);  // rows
   void (*attend)(const Attention&, bool is_bfloat16, const AttentionJob&, float* scratch);
   // The states of a job's partitions, one after the other, as the job's rows of out.
   void (*merge)(const Attention&, const AttentionJob&, const float* partials, float* scratch);
@@ -105,9 +115,11 @@ const Kernels& kernels();
   void norm(const Norm&, int64_t, int64_t);                                                   \
   void gate(const Gate&, int64_t, int64_t);                                                   \
   void rotate(const Rotation&, int64_t, int64_t);                                             \
+  void summarise(const Logits&, int64_t, int64_t);                                            \
   void attend(const Attention&, bool, const AttentionJob&, float*);                           \
   void merge(const Attention&, const AttentionJob&, const float*, float*);                    \
-  inline constexpr Kernels kKernels = {product, norm, gate, rotate, attend, merge};           \
+  inline constexpr Kernels kKernels = {product,   norm,   gate, rotate,                       \
+                                       summarise, attend, merge};                             \
   }
 
 JAXPAGE_DECLARE(portable)

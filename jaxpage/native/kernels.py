@@ -21,9 +21,9 @@ MISSING = (
     "install with a C++ compiler at hand (in a checkout: python setup.py build_ext --inplace)"
 )
 """The one line that whoever falls back shows."""
-INTERFACE = 3
+INTERFACE = 4
 """Counts the changes of what ffi.cpp exports and takes; a library of another count is not used."""
-CALLS = ("product", "norm", "gate", "rotate", "attention")
+CALLS = ("product", "norm", "gate", "rotate", "summarise", "attention")
 WEIGHTS = (jnp.float32, jnp.bfloat16)
 """Dtypes of weights and pools; everything else is float32."""
 
@@ -94,6 +94,21 @@ def rotate(qkv: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
     )
     q, k, v = call(*(each.astype(jnp.float32) for each in (qkv, cos, sin)))
     return q, k, v
+
+
+def summarise(x: Array) -> tuple[Array, Array]:
+    """Of rows x [R, V]: (int32 [R] index of the largest, float32 [R] log of the sum of exp(x)).
+
+    The first of equals, and of NaNs where a row has any; a row's figures depend on it alone.
+    Raises ConfigError for other shapes.
+    """
+    _require()
+    if x.ndim != 2 or x.shape[1] < 1:
+        raise ConfigError(f"got x {x.shape}, wanted [R, V] with V at least 1")
+    index = jax.ShapeDtypeStruct(x.shape[:1], jnp.int32)
+    call = jax.ffi.ffi_call("jaxpage_summarise", (index, _float32(x.shape[:1])))
+    largest, log_sum_exp = call(x.astype(jnp.float32))
+    return largest, log_sum_exp
 
 
 def paged_attention(

@@ -1,6 +1,7 @@
-// What a model computes row by row between its products: norm, gate and rotary positions. One pass
-// each, where XLA makes several on one thread.
+// What is computed row by row between and after the products: norm, gate, rotary positions, and what
+// sampling wants of logits. One pass each or two, where XLA makes several on one thread.
 #include <cmath>
+#include <limits>
 
 #include "kernels.h"
 
@@ -23,6 +24,54 @@ JAXPAGE_INLINE Vec load_any(const float* from, int64_t left) {
 JAXPAGE_INLINE void store_any(float* to, Vec value, int64_t left) {
   if (left >= kLanes) return store(to, value);
   for (int64_t i = 0; i < left; ++i) to[i] = value[i];
+}
+
+// The largest of x, or NaN where one is among them.
+float largest_of(const float* x, int64_t size) {
+  Vec best = splat(-std::numeric_limits<float>::infinity());
+  Ints is_nan = Ints{};
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    const Vec part = load(x + i);
+    best = larger(part, best);
+    is_nan |= part != part;
+  }
+  float most = max_of(best);
+  bool any_nan = false;
+  for (int lane = 0; lane < kLanes; ++lane) any_nan |= is_nan[lane] != 0;
+  for (; i < size; ++i) {
+    any_nan |= x[i] != x[i];
+    most = x[i] > most ? x[i] : most;
+  }
+  return any_nan ? std::numeric_limits<float>::quiet_NaN() : most;
+}
+
+int64_t first_place_of(float value, const float* x, int64_t size) {
+  auto is_it = [&](float entry) { return entry == value || (value != value && entry != entry); };
+  constexpr int64_t kBlock = 256;  // compared without a branch
+  for (int64_t from = 0; from < size; from += kBlock) {
+    const int64_t end = from + kBlock < size ? from + kBlock : size;
+    int found = 0;
+    for (int64_t i = from; i < end; ++i) found |= is_it(x[i]);
+    for (int64_t i = from; found && i < end; ++i) {
+      if (is_it(x[i])) return i;
+    }
+  }
+  return 0;  // of no entries
+}
+
+// log of the sum of exp(x), `most` being the largest of x: that itself where it is not finite.
+float log_sum_exp(const float* x, int64_t size, float most) {
+  if (!std::isfinite(most)) return most;
+  Vec sums = Vec{};
+  int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) sums += exp_negative(load(x + i) - most);
+  if (const int rest = static_cast<int>(size - i)) {
+    Vec last = load_part(x + i, rest);
+    for (int lane = rest; lane < kLanes; ++lane) last[lane] = -std::numeric_limits<float>::infinity();
+    sums += exp_negative(last - most);
+  }
+  return most + std::log(sum_of(sums));
 }
 
 }  // namespace
@@ -79,6 +128,15 @@ void rotate(const Rotation& r, int64_t first, int64_t last) {
       turn(from, r.k + place * r.head_dim, token);
       __builtin_memcpy(r.v + place * r.head_dim, from + r.head_dim, r.head_dim * sizeof(float));
     }
+  }
+}
+
+void summarise(const Logits& logits, int64_t first, int64_t last) {
+  for (int64_t row = first; row < last; ++row) {
+    const float* x = logits.x + row * logits.size;
+    const float most = largest_of(x, logits.size);
+    logits.largest[row] = static_cast<int32_t>(first_place_of(most, x, logits.size));
+    logits.log_sum_exp[row] = log_sum_exp(x, logits.size, most);
   }
 }
 

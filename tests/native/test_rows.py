@@ -1,4 +1,4 @@
-"""Norm, gate and rotation against the forms in XLA, at every edge of a vector."""
+"""Norm, gate, rotation and summaries of logits against the forms in XLA, at edges of a vector."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpage import native
+from jaxpage.device import sampling
 from jaxpage.errors import ConfigError
 from jaxpage.models import layers
 from jaxpage.models.native_ops import NATIVE_OPS
@@ -52,9 +53,34 @@ def test_rotation(heads: int, group: int, size: int) -> None:
             np.testing.assert_allclose(got, want, atol=1e-6)
 
 
+@pytest.mark.parametrize("size", [1, 8, 15, 16, 33, 257, 49152])
+def test_summaries_of_logits(size: int) -> None:
+    for rows in (1, 3, 40):
+        x = jnp.asarray(numbers(rows, size, spread=9))
+        for got, want in zip(native.summarise(x), sampling.summarise(x), strict=True):
+            assert got.dtype == want.dtype
+            np.testing.assert_allclose(got, want, rtol=2e-6)
+
+
+def test_summaries_of_equals_and_of_what_is_not_finite() -> None:
+    x = np.zeros((8, 600), np.float32)
+    x[0, [300, 310, 599]] = 7  # the first of equals
+    x[1, 599] = np.nan
+    x[2, [20, 500]] = np.nan
+    x[3, 450] = np.inf
+    x[4] = -np.inf
+    x[5, 1:] = -np.inf  # all but one forbidden
+    x[6] = 3e38
+    x[7] = -3e38
+    index, log_sum = native.summarise(jnp.asarray(x))
+    np.testing.assert_array_equal(index, [300, 599, 20, 450, 0, 0, 0, 0])
+    np.testing.assert_allclose(log_sum, sampling.summarise(jnp.asarray(x))[1], rtol=2e-6)
+
+
 def test_a_row_is_the_same_to_the_bit_in_any_batch() -> None:
     x, scale = jnp.asarray(numbers(400, 66)), jnp.asarray(numbers(66))
-    for kernel in (lambda x: native.norm(x, scale, eps=1e-6), native.gate):
+    norm = lambda x: native.norm(x, scale, eps=1e-6)  # noqa: E731
+    for kernel in (norm, native.gate, lambda x: native.summarise(x)[1]):
         whole = np.asarray(kernel(x))
         for first, last in ((0, 1), (123, 140), (399, 400)):
             np.testing.assert_array_equal(kernel(x[first:last]), whole[first:last])
@@ -75,6 +101,7 @@ def test_narrow_numbers_keep_their_dtype(dtype: str) -> None:
     [
         (lambda: native.norm(jnp.zeros((2, 3)), jnp.zeros(4), eps=1e-6), r"\[T, D\]"),
         (lambda: native.gate(jnp.zeros((2, 3))), "2 F"),
+        (lambda: native.summarise(jnp.zeros((2, 0))), "V"),
         (lambda: native.rotate(jnp.zeros((2, 1, 2, 4)), *[jnp.zeros((2, 2))] * 2), "G"),
         (lambda: native.rotate(jnp.zeros((2, 1, 3, 4)), *[jnp.zeros((2, 4))] * 2), "cos"),
     ],
