@@ -25,6 +25,7 @@ from jaxpage.device.sampling import summarise
 from jaxpage.device.types import DrawInput, KVCache, SamplingInput, StepOutput, StepShape, unpack
 from jaxpage.engine.batch import Ladders, StepInputBuilder, draw_rows, prompt_targets, to_result
 from jaxpage.engine.block_moves import BlockMover
+from jaxpage.engine.huge_pages import use_huge_pages
 from jaxpage.engine.programs import Programs, Report, shape_tree
 from jaxpage.engine.sampling_batch import SamplingBuilder
 from jaxpage.errors import ConfigError
@@ -63,6 +64,7 @@ class Runner:
         report: Report | None = None,
     ) -> None:
         self.params = jax.device_put(params)  # once, not with every step
+        use_huge_pages(self.params)
         self.programs = Programs(report=report)
         self.ladders = Ladders.of(engine, cache)
         self._model = model

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpage.engine import huge_pages
+from jaxpage.engine.huge_pages import PAGE_BYTES, use_huge_pages
+
+ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def huge_bytes() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("AnonHugePages"))
+
+
+def test_spans_are_whole_pages_and_those_that_touch_are_one() -> None:
+    page = PAGE_BYTES
+    buffers = [(7 * page, page), (10, 20), (page + 5, page), (3 * page, 1), (20 * page + 1, 1)]
+    got = huge_pages._whole_pages(buffers)
+    assert got == [(0, 4 * page), (7 * page, 8 * page), (20 * page, 21 * page)]
+
+
+def test_arrays_move_and_stay_the_same() -> None:
+    if sys.platform != "linux" or not ENABLED.exists() or "[never]" in ENABLED.read_text():
+        pytest.skip("no large pages to be had")
+    array = jnp.arange(16 * PAGE_BYTES // 4, dtype=jnp.int32)
+    want, before = np.array(array), huge_bytes()
+    thread = use_huge_pages({"a": array, "small": jnp.ones(3)})
+    assert thread is not None
+    thread.join()
+    np.testing.assert_array_equal(array, want)
+    if huge_bytes() == before:
+        pytest.skip("the system gave none")
+    assert huge_bytes() - before >= 8 * PAGE_BYTES
+
+
+def test_small_arrays_are_left_alone() -> None:
+    assert use_huge_pages({"a": jnp.ones(5)}) is None
