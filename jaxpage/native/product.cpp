@@ -61,7 +61,7 @@ JAXPAGE_INLINE void product_panels(const Product& p, int64_t first, int64_t last
     const char* end = output + 2 * kPanel <= asked ? ahead + bytes : ahead;
     auto prefetch = [&] {
       for (int64_t line = 0; line < lines_a_step && ahead < end; ++line, ahead += 64) {
-        __builtin_prefetch(ahead, 0, 3);
+        __builtin_prefetch(ahead, 0, 2);  // into the second level of cache
       }
     };
     for (int64_t batch = 0; batch < p.num_rows; batch += kBatch) {

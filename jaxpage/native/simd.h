@@ -35,6 +35,16 @@ struct BFloat16 {
   uint16_t bits;
 };
 
+// Holds a vector in a register. GCC would read it from memory again for every product it is in, and
+// loads are what a tile of products is short of.
+JAXPAGE_INLINE void hold(Vec& value) {
+#if defined(__x86_64__)
+  asm("" : "+v"(value));
+#elif defined(__aarch64__)
+  asm("" : "+w"(value));
+#endif
+}
+
 JAXPAGE_INLINE Vec splat(float value) { return Vec{} + value; }
 
 JAXPAGE_INLINE Vec load(const float* from) {
@@ -153,10 +163,14 @@ JAXPAGE_INLINE void dot_tile(const A* const* a, const float* const* b, int64_t f
   const int64_t whole = from + (to - from) / kLanes * kLanes;
   for (int64_t i = from; i < whole; i += kLanes) {
     Vec left[kHigh];
-    for (int r = 0; r < kHigh; ++r) left[r] = load(a[r] + i);
+    for (int r = 0; r < kHigh; ++r) {
+      left[r] = load(a[r] + i);
+      hold(left[r]);
+    }
     step();
     for (int c = 0; c < kUsed; ++c) {
-      const Vec right = load(b[c] + i);
+      Vec right = load(b[c] + i);
+      hold(right);
       for (int r = 0; r < kHigh; ++r) sums[c][r] += left[r] * right;
     }
   }
