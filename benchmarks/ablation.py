@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from jaxpage import native
 from jaxpage.config import ModelConfig
+from jaxpage.device import sampling
 from jaxpage.device import step as device_step
 from jaxpage.device.attention import make_attention
 from jaxpage.device.inputs import decode_input
@@ -143,12 +145,13 @@ def _head(bench: Bench) -> Callable[..., Any]:
 
 def _draw(bench: Bench) -> Callable[..., Any]:
     model: Any = Llama(bench.config, OPS[bench.ops])
+    summarise = native.summarise if bench.ops == "native" else sampling.summarise
 
     def run(params: Any, hidden: Array, small: Array) -> Any:
         rows = hidden.shape[0]
-        sampling = replace(greedy_sampling(rows), temperature=jnp.ones(rows, jnp.float32))
+        settings = replace(greedy_sampling(rows), temperature=jnp.ones(rows, jnp.float32))
         drawn = DrawInput(hidden=hidden, token_ids=small, positions=small)
-        return device_step.draw(model, params, drawn, sampling)
+        return device_step.draw(model, params, drawn, settings, summarise=summarise)
 
     return jax.jit(run)
 

@@ -27,11 +27,12 @@ from benchmarks.sim.paged import answer as result_of
 from jaxpage import native
 from jaxpage.checkpoint import load
 from jaxpage.config import CacheConfig, EngineConfig, ModelConfig
+from jaxpage.engine.huge_pages import use_huge_pages
 from jaxpage.host.plan import Request
 from jaxpage.host.scheduler import Scheduler
 from jaxpage.sampling_params import SamplingParams
 
-BATCHES = (1, 4, 16, 64)
+BATCHES = (1, 4, 16, 32, 64)
 CONTEXTS = (128, 512, 1024, 4096)
 MOST_TOKENS = 36_000
 """Of batch x context: larger pools do not fit beside everything else on a small machine."""
@@ -44,6 +45,8 @@ def main() -> None:
         batches, contexts, rounds = [2], [16, 48], 1
     else:
         batches, contexts, rounds = args.batches, args.contexts, args.rounds
+    if moving := use_huge_pages(params):  # as the engine does
+        moving.join()
     bench = Bench(config, params, args.attention, args.ops)
     floors = measure_floors(quick=args.quick)
     here = this_machine(floors)
@@ -57,6 +60,7 @@ def main() -> None:
             cell = {"rows": rows, "context": context, "ms": parts}
             cell["attention_share"] = parts["attention"] / parts["step"]
             cell["predicted_share"] = attention_share(here, shape, rows, context)
+            cell["floor_ms"] = 1e3 * sum(part_seconds(here, shape, rows, context, itemsize=4))
             cells.append(cell)
             print(f"{rows} rows at {context}: {parts['step']:.1f} ms", flush=True)
     record = {
@@ -158,16 +162,23 @@ def report_lines(record: dict[str, Any]) -> list[str]:
     lines = [
         "Measured, ms a decode step "
         f"({record['model']}, {record['dtype']}, attention {record['attention']}, "
-        f"operations {record['ops']}; the host's part hides under the device's):", "",
+        f"operations {record['ops']}; the host's part hides under the device's; "
+        "floor: this machine's roofline, "
+        f"{record['floors']['bytes_per_s'] / 1e9:.1f} GB/s of reads and "
+        f"{record['floors']['flops_per_s'] / 1e9:.0f} GFLOP/s of float32 products):", "",
     ]  # fmt: skip
     rows = [
         (
             cell["rows"], cell["context"], *(cell["ms"][part] for part in PARTS),
-            cell["ms"]["step"], f"{cell['attention_share']:.0%}", f"{cell['predicted_share']:.0%}",
+            cell["ms"]["step"], cell["floor_ms"], f"{cell['ms']['step'] / cell['floor_ms']:.2f}",
+            f"{cell['attention_share']:.0%}", f"{cell['predicted_share']:.0%}",
         )
         for cell in record["measured"]
     ]  # fmt: skip
-    header = ("rows", "context", *PARTS, "step", "attention's share", "roofline's")
+    header = (
+        "rows", "context", *PARTS, "step", "floor", "step / floor", "attention's share",
+        "roofline's",
+    )  # fmt: skip
     lines += table(header, rows)
     lines += [
         "",
