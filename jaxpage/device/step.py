@@ -115,6 +115,17 @@ def draw(
     )
 
 
+def pack_draws(output: StepOutput, size: int) -> Int[Array, "3 R0"]:
+    """Token ids, and as bits their log-probabilities and raw ones, padded to one length.
+
+    A small array for all that the host reads of most steps; the next one is fed its first row.
+    """
+    logprobs = (output.logprobs, output.raw_logprobs)
+    bits = (lax.bitcast_convert_type(values, jnp.int32) for values in logprobs)
+    rows = jnp.stack([output.token_ids, *bits])
+    return jnp.pad(rows, ((0, 0), (0, size - rows.shape[1])))
+
+
 def prompt_logprobs(
     model: Model,
     params: Any,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpage.config import CacheConfig, EngineConfig
-from jaxpage.device.types import StepInput, StepOutput, StepShape, unpack
+from jaxpage.device.types import StepInput, StepShape, unpack
 from jaxpage.host.buckets import Ladder
 from jaxpage.host.plan import PlannedRow, PrefixGroup, StepPlan, StepResult
 from jaxpage.outputs import TokenLogprob
@@ -226,30 +226,32 @@ def prompt_targets(plan: StepPlan, shape: StepShape) -> np.ndarray | None:
 def to_result(
     plan: StepPlan,
     shape: StepShape,
-    output: StepOutput | None,
+    drawn: np.ndarray | None,
+    top: tuple[np.ndarray, np.ndarray] | None,
     scored: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
 ) -> StepResult:
-    """The host twin of a fetched StepOutput (NumPy arrays), real draws only.
+    """The host twin of a fetched StepOutput, real draws only; `drawn` is as `pack_draws` makes it.
 
     None: nothing was drawn, as in a step that holds only beginnings of prompts.
     """
     draws = plan.draws
     prompt_logprobs = () if scored is None else _scored_prompts(plan, shape, scored)
-    if output is None:
+    if drawn is None:
         assert not draws, f"{len(draws)} draws without an output"
         return StepResult(plan.step_id, [], [], [], (), prompt_logprobs)
     count = len(draws)
-    wanted = [draw.num_candidates or draw.params.logprobs or 0 for draw in draws]
-    top: tuple[tuple[tuple[int, float], ...], ...] = ((),) * count
-    if any(wanted):
-        ids, logprobs = output.top_ids[:count].tolist(), output.top_logprobs[:count].tolist()
-        top = tuple(_pairs(i, p, k) for i, p, k in zip(ids, logprobs, wanted, strict=True))
+    pairs: tuple[tuple[tuple[int, float], ...], ...] = ((),) * count
+    if top is not None:
+        wanted = [draw.num_candidates or draw.params.logprobs or 0 for draw in draws]
+        ids, logprobs = top[0][:count].tolist(), top[1][:count].tolist()
+        pairs = tuple(_pairs(i, p, k) for i, p, k in zip(ids, logprobs, wanted, strict=True))
+    logprobs, raw_logprobs = drawn[1:, :count].view(np.float32).tolist()
     return StepResult(
         step_id=plan.step_id,
-        token_ids=output.token_ids[:count].tolist(),
-        logprobs=output.logprobs[:count].tolist(),
-        raw_logprobs=output.raw_logprobs[:count].tolist(),
-        top=top,
+        token_ids=drawn[0, :count].tolist(),
+        logprobs=logprobs,
+        raw_logprobs=raw_logprobs,
+        top=pairs,
         prompt_logprobs=prompt_logprobs,
     )
 

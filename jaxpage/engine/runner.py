@@ -22,17 +22,18 @@ from jaxpage.device import step as device_step
 from jaxpage.device.attention import make_attention
 from jaxpage.device.kv_cache import init_cache
 from jaxpage.device.sampling import summarise
-from jaxpage.device.types import DrawInput, KVCache, SamplingInput, StepOutput, StepShape, unpack
+from jaxpage.device.types import DrawInput, SamplingInput, StepShape, unpack
 from jaxpage.engine.batch import Ladders, StepInputBuilder, draw_rows, prompt_targets, to_result
 from jaxpage.engine.block_moves import BlockMover
 from jaxpage.engine.huge_pages import use_huge_pages
-from jaxpage.engine.programs import Programs, Report, shape_tree
+from jaxpage.engine.programs import Programs, Report, places_read, shape_tree
 from jaxpage.engine.sampling_batch import SamplingBuilder
 from jaxpage.errors import ConfigError
 from jaxpage.host.buckets import cut_to_rung
 from jaxpage.host.plan import StepPlan, StepResult
 from jaxpage.sampling_params import MAX_LOGPROBS
 
+Leaves = list[Any]
 PROMPT_SLICE_TOKENS = 64
 """Prompt tokens whose logits are held at once while log-probabilities are computed."""
 
@@ -43,14 +44,20 @@ class Ticket:
 
     plan: StepPlan
     shape: StepShape
-    output: StepOutput | None
-    """None: no row of the step drew a token."""
+    drawn: Array | None
+    """As `pack_draws` makes it; None: no row of the step drew a token."""
+    top: tuple[Array, Array] | None
+    """Ids and log-probabilities of the alternatives, where a draw asked for some."""
     scored: tuple[Array, Array, Array] | None
     """Prompt log-probabilities, where a row asked for them."""
 
 
 class Runner:
-    """Runs plans on the device. One thread only; at most two steps in flight."""
+    """Runs plans on the device. One thread only; at most two steps in flight.
+
+    The programs of a step take the leaves of what is a tree elsewhere: JAX walks every argument at
+    every call, and a list of hundreds of arrays in a third of the time of such a tree.
+    """
 
     def __init__(
         self,
@@ -65,15 +72,16 @@ class Runner:
     ) -> None:
         self.params = jax.device_put(params)  # once, not with every step
         use_huge_pages(self.params)
+        self._weights, self._params_tree = jax.tree.flatten(self.params)
         self.programs = Programs(report=report)
         self.ladders = Ladders.of(engine, cache)
         self._model = model
         self._num_token_ids = num_token_ids
         self._max_draws = engine.max_num_seqs
-        self._cache: KVCache = init_cache(
-            config, num_blocks=cache.num_blocks, block_size=cache.block_size
-        )
-        self._previous = jnp.zeros(self._max_draws, jnp.int32)
+        pool = init_cache(config, num_blocks=cache.num_blocks, block_size=cache.block_size)
+        self._cache, self._cache_tree = jax.tree.flatten(pool)
+        self._head = self._find_head(jax.ShapeDtypeStruct((1, config.hidden_size), config.dtype))
+        self._previous = jnp.zeros((3, self._max_draws), jnp.int32)
         self._attention = make_attention(
             engine.attention,
             scale=config.head_dim**-0.5,
@@ -81,7 +89,7 @@ class Runner:
             shares_prefixes=engine.shared_prefix_decode,
         )
         self._inputs = StepInputBuilder(self.ladders, cache)
-        self._mover = BlockMover(self.programs, self._cache, num_swap_blocks=cache.num_swap_blocks)
+        self._mover = BlockMover(self.programs, pool, num_swap_blocks=cache.num_swap_blocks)
         self._moved: StepPlan | None = None
         """The last plan whose block moves are done: they must not be done twice."""
         self._sampling = SamplingBuilder(engine, config.vocab_size)
@@ -97,9 +105,9 @@ class Runner:
         program = self._forward_program(shape)
         self._move_blocks(plan)
         self._cache, draw_input, hidden = program(
-            self.params, self._cache, jax.device_put(vector), self._previous
+            self._weights, self._cache, jax.device_put(vector), self._previous
         )
-        output, drawn = None, self._previous
+        drawn = top = None
         if draws := plan.draws:
             num_draws = self.ladders.num_draws(shape, len(draws))
             index = draw_rows(plan, shape, num_draws)
@@ -107,17 +115,19 @@ class Runner:
                 program = self._spread_program(draw_input, num_draws)
                 draw_input = program(draw_input, jax.device_put(index))
             sampling, num_top = self._sampling.build(draws, num_draws)
-            program = self._draw_program(draw_input, sampling, num_top)
-            output, drawn = program(self.params, draw_input, sampling)
+            program = self._draw_program(draw_input, sampling, num_draws, num_top)
+            head = [self._weights[place] for place in self._head]
+            drawn, top = program(head, draw_input, sampling)
         targets = prompt_targets(plan, shape)
         scored = None if targets is None else self._score(hidden, targets)
-        self._previous = drawn
-        return Ticket(plan, shape, output, scored)
+        if drawn is not None:
+            self._previous = drawn
+        return Ticket(plan, shape, drawn, top, scored)
 
     def read(self, ticket: Ticket) -> StepResult:
         """Waits for a step and returns what it drew."""
-        output, scored = jax.device_get((ticket.output, ticket.scored))
-        return to_result(ticket.plan, ticket.shape, output, scored)
+        arrays = jax.device_get((ticket.drawn, ticket.top, ticket.scored))
+        return to_result(ticket.plan, ticket.shape, *arrays)
 
     def expect(self, *, num_requests: int, prompt_tokens: int) -> None:
         """Starts compiling what a batch of requests will need first."""
@@ -136,22 +146,24 @@ class Runner:
                 "build a new LLM for another model"
             )
         self.params = jax.device_put(params)
+        self._weights = jax.tree.leaves(self.params)
 
     def check_open(self) -> None:
         """ConfigError after `close`."""
-        if jax.tree.leaves(self._cache)[0].is_deleted():
+        if self._cache[0].is_deleted():
             raise ConfigError("got a call after close(), wanted an open LLM; build a new one")
 
     def close(self) -> None:
         """Frees the pool and the programs."""
         self.programs.close()
-        for leaf in jax.tree.leaves(self._cache):
+        for leaf in self._cache:
             leaf.delete()
 
     def _move_blocks(self, plan: StepPlan) -> None:
         if plan.moves and plan is not self._moved:
             self._mover.prepare(plan.moves)
-            self._cache = self._mover.apply(self._cache, plan.moves)
+            pool = self._mover.apply(self._cache_tree.unflatten(self._cache), plan.moves)
+            self._cache = jax.tree.leaves(pool)
             self._moved = plan
 
     def _score(self, hidden: Array, targets: np.ndarray) -> tuple[Array, Array, Array]:
@@ -164,12 +176,14 @@ class Runner:
     def _forward_program(self, shape: StepShape) -> Any:
         return self.programs.get(shape, _name(shape), partial(self._lower_forward, shape))
 
-    def _draw_program(self, draw: DrawInput, sampling: SamplingInput, num_top: int) -> Any:
-        shapes = shape_tree((draw, sampling))
-        leaves, structure = jax.tree.flatten(shapes)
-        key = ("draw", structure, tuple(leaf.shape for leaf in leaves), num_top)
-        name = f"sampling of {draw.token_ids.size}"
-        return self.programs.get(key, name, partial(self._lower_draw, *shapes, num_top))
+    def _draw_program(
+        self, draw: DrawInput, sampling: SamplingInput, num_draws: int, num_top: int
+    ) -> Any:
+        history = sampling.history
+        history_width = None if history is None else history.tokens.shape[1]
+        key = ("draw", num_draws, num_top, sampling.edits is not None, history_width)
+        lower = partial(self._lower_draw, draw, sampling, num_top)
+        return self.programs.get(key, f"sampling of {num_draws}", lower)
 
     def _spread_program(self, draw: DrawInput, num_draws: int) -> Any:
         """Several draws of one row, or rows that draw nothing between."""
@@ -183,32 +197,51 @@ class Runner:
         return self.programs.get(("spread", count, num_draws), name, lower)
 
     def _lower_forward(self, shape: StepShape) -> Lowered:
-        def forward(params: Any, cache: KVCache, vector: Array, previous: Array) -> Any:
-            step = unpack(vector, shape)
-            return device_step.hidden_step(
-                self._model, params, cache, step, previous, attention=self._attention
+        def forward(weights: Leaves, leaves: Leaves, vector: Array, previous: Array) -> Any:
+            params = self._params_tree.unflatten(weights)
+            cache, draw_input, hidden = device_step.hidden_step(
+                self._model,
+                params,
+                self._cache_tree.unflatten(leaves),
+                unpack(vector, shape),
+                previous[0],
+                attention=self._attention,
             )
+            return jax.tree.leaves(cache), draw_input, hidden
 
         vector = jax.ShapeDtypeStruct((shape.packed_size,), jnp.int32)
-        fixed = shape_tree((self.params, self._cache))
+        fixed = shape_tree((self._weights, self._cache))
         previous = shape_tree(self._previous)
         return jax.jit(forward, donate_argnums=1).lower(*fixed, vector, previous)
 
+    def _find_head(self, hidden: jax.ShapeDtypeStruct) -> tuple[int, ...]:
+        """The places among the weights of those that logits are made with."""
+
+        def logits(weights: Leaves, hidden: Array) -> Array:
+            params = self._params_tree.unflatten(weights)
+            return self._model.apply({"params": params}, hidden, method="logits")
+
+        return places_read(logits, shape_tree(self._weights), hidden)
+
     def _lower_draw(self, draw: DrawInput, sampling: SamplingInput, num_top: int) -> Lowered:
-        def run(params: Any, draw: DrawInput, sampling: SamplingInput) -> Any:
+        def run(head: Leaves, draw: DrawInput, sampling: SamplingInput) -> Any:
+            weights = shape_tree(self._weights)  # shapes stand for what is not read
+            for place, leaf in zip(self._head, head, strict=True):
+                weights[place] = leaf
             output = device_step.draw(
                 self._model,
-                params,
+                self._params_tree.unflatten(weights),
                 draw,
                 sampling,
                 num_top=num_top,
                 num_token_ids=self._num_token_ids,
                 summarise=self._summarise,
             )
-            ids = output.token_ids
-            return output, jnp.zeros(self._max_draws, jnp.int32).at[: ids.size].set(ids)
+            top = (output.top_ids, output.top_logprobs) if num_top else None
+            return device_step.pack_draws(output, self._max_draws), top
 
-        return jax.jit(run).lower(shape_tree(self.params), draw, sampling)
+        head = [self._weights[place] for place in self._head]
+        return jax.jit(run).lower(*shape_tree((head, draw, sampling)))
 
     def _lower_score(self, hidden: Array) -> Lowered:
         def run(params: Any, hidden: Array, targets: Array) -> Any:

@@ -1,10 +1,19 @@
-"""The device's owner after its end."""
+"""The device's owner: what it hands to its programs and reads of them, and its end."""
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import Array
 
 from jaxpage import LLM, ConfigError, SamplingParams
+from jaxpage.device.step import pack_draws
+from jaxpage.device.types import StepOutput, StepShape
+from jaxpage.engine.batch import to_result
+from jaxpage.engine.programs import places_read
+from jaxpage.host.plan import Draw, PlannedRow, StepPlan
 from tests.tiny import MODEL_DIR
 
 
@@ -16,3 +25,28 @@ def test_a_closed_engine_says_so() -> None:
     for call in (llm.engine.step, lambda: llm.generate("Tom")):
         with pytest.raises(ConfigError, match=r"got a call after close\(\)"):
             call()
+
+
+def test_places_read_finds_what_a_function_computes_with() -> None:
+    def function(leaves: list[Array], scale: Array) -> Array:
+        table, _, bias = leaves
+        return jax.jit(lambda x: x @ table)(scale) + bias
+
+    leaves = [jnp.ones((2, 3)), jnp.ones(5), jnp.ones(3)]
+    assert places_read(function, leaves, jnp.ones(2)) == (0, 2)
+
+
+def test_a_packed_draw_comes_back_whole() -> None:
+    values = np.array([-0.0, -1e-45, -np.inf, np.nan], np.float32)
+    ids = jnp.array([3, 0, 2**31 - 1, 7], jnp.int32)
+    none = jnp.zeros((4, 0))
+    output = StepOutput(ids, jnp.asarray(values), jnp.asarray(values[::-1]), none, none)
+    drawn = np.asarray(pack_draws(output, 6))
+    draws = tuple(Draw(i, 0, 0, SamplingParams(), 1, ()) for i in range(4))
+    rows = tuple(PlannedRow(i, (5,), None, 0, 1, (1,), 1, (draws[i],)) for i in range(4))
+    result = to_result(StepPlan(1, rows), StepShape(4, 4, 1, 4), drawn, None, None)
+    assert drawn.shape == (3, 6) and not drawn[:, 4:].any()
+    assert result.token_ids == ids.tolist()
+    np.testing.assert_array_equal(np.float32(result.logprobs), values)
+    np.testing.assert_array_equal(np.float32(result.raw_logprobs), values[::-1])
+    assert np.signbit(result.logprobs[0])
