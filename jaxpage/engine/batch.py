@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -110,6 +111,16 @@ def num_decode_rows(plan: StepPlan) -> int:
     return len(plan.rows)
 
 
+class Draft(NamedTuple):
+    """Where steps of one shape are written, over and over."""
+
+    vector: np.ndarray
+    step: StepInput
+    """Views into the vector."""
+    blank: np.ndarray
+    """The vector before anything is written."""
+
+
 class StepInputBuilder:
     """Writes plans as packed int32 vectors; keeps each sequence's table until it changes."""
 
@@ -118,37 +129,48 @@ class StepInputBuilder:
         self._block_size = cache.block_size
         self._first_dead_slot = (cache.num_blocks + 1) * cache.block_size
         self._tables: dict[int, tuple[tuple[int, ...], np.ndarray]] = {}
+        self._drafts: dict[StepShape, Draft] = {}
 
     def build(self, plan: StepPlan) -> tuple[np.ndarray, StepShape]:
         """The plan as one int32 vector, a fresh one: a running step may still read the last."""
         shape = self._ladders.shape_of(plan)
-        vector = np.zeros(shape.packed_size, np.int32)
-        step = unpack(vector, shape)  # views into the vector
-        step.slots[:] = self._first_dead_slot + np.arange(shape.num_tokens)
+        vector, step, blank = self._drafts.get(shape) or self._add_draft(shape)
+        vector[:] = blank
         if shape.is_decode:
+            count = len(plan.rows)
             self._fill_decode(step, plan.rows)
-            step.query_starts[:] = np.minimum(np.arange(step.query_starts.size), len(plan.rows))
+            step.logit_index[:count] = step.query_starts[:count]
+            step.query_starts[count:] = count
             if shape.num_groups:
                 self._fill_groups(step, plan.prefix_groups)
         else:
             count = num_decode_rows(plan) if shape.num_decode_rows else 0
             self._fill_decode(step, plan.rows[:count])
-            step.query_starts[: shape.num_decode_rows + 1] = np.arange(shape.num_decode_rows + 1)
             self._fill_prefill(step, plan.rows[count:], first=shape.num_decode_rows)
-        last_tokens = step.query_starts[1:][_places(plan, shape)] - 1
-        step.logit_index[: len(plan.rows)] = last_tokens
-        self._forget({row.seq_id for row in plan.rows})
-        return vector, shape
+            last_tokens = step.query_starts[1:][_places(plan, shape)] - 1
+            step.logit_index[: len(plan.rows)] = last_tokens
+        if len(self._tables) > 4 * max(16, len(plan.rows)):  # most sequences have gone
+            self._tables = {row.seq_id: self._tables[row.seq_id] for row in plan.rows}
+        return vector.copy(), shape
+
+    def _add_draft(self, shape: StepShape) -> Draft:
+        vector = np.zeros(shape.packed_size, np.int32)
+        step = unpack(vector, shape)
+        step.slots[:] = self._first_dead_slot + np.arange(shape.num_tokens)
+        step.query_starts[:] = np.arange(shape.num_rows + 1)  # as long as rows have one token
+        draft = self._drafts[shape] = Draft(vector, step, vector.copy())
+        return draft
 
     def _fill_decode(self, step: StepInput, rows: tuple[PlannedRow, ...]) -> None:
         """Row and token i of the step are those of `rows[i]`."""
-        count = len(rows)
+        count, size = len(rows), self._block_size
         step.tokens[:count] = [row.token_ids[0] if row.token_ids else 0 for row in rows]
         step.positions[:count] = [row.start for row in rows]
+        step.slots[:count] = [
+            row.block_ids[row.start // size] * size + row.start % size for row in rows
+        ]
         for index, row in enumerate(rows):
             step.block_tables[index] = self._table(row)
-        block, offset = np.divmod(step.positions[:count], self._block_size)
-        step.slots[:count] = step.block_tables[np.arange(count), block] * self._block_size + offset
         self._fill_rows(step, rows, 0)
 
     def _fill_groups(self, step: StepInput, groups: tuple[PrefixGroup, ...]) -> None:
@@ -179,7 +201,7 @@ class StepInputBuilder:
     @staticmethod
     def _fill_rows(step: StepInput, rows: tuple[PlannedRow, ...], first: int) -> None:
         own = slice(first, first + len(rows))
-        step.context_lens[own] = [row.context_len for row in rows]
+        step.context_lens[own] = [row.start + row.num_tokens for row in rows]
         step.prompt_lens[own] = [row.prompt_len for row in rows]
         step.token_source[own] = [0 if row.source is None else row.source + 1 for row in rows]
 
@@ -192,11 +214,6 @@ class StepInputBuilder:
         table[: len(row.block_ids)] = row.block_ids
         self._tables[row.seq_id] = (row.block_ids, table)
         return table
-
-    def _forget(self, live: set[int]) -> None:
-        """Drops the tables of sequences that have gone, now and then."""
-        if len(self._tables) > 4 * max(16, len(live)):
-            self._tables = {key: self._tables[key] for key in live}
 
 
 def draw_rows(plan: StepPlan, shape: StepShape, num_draws: int) -> np.ndarray | None:
