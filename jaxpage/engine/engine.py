@@ -106,13 +106,14 @@ class LLMEngine:
         completions = tuple(self._completion(request) for _ in range(count))
         self._live[request_id] = LiveRequest(request, text, completions)
 
-    def step(self) -> list[RequestOutput]:
+    def step(self, *, only_finished: bool = False) -> list[RequestOutput]:
         """Runs one step; returns a snapshot of every request that has news.
 
+        `only_finished`: of those that have finished with it, which is all that some callers want.
         One that was interrupted, while a program was compiled or a result waited for, is taken up
         where it was.
         """
-        with self._stepping.running():
+        with self._stepping:
             self._read_back(at_least_one=False)  # what an interrupted step left unread
             plan = self._undispatched or self._scheduler.schedule()
             if plan is not None:
@@ -122,7 +123,7 @@ class LLMEngine:
                 self._in_flight.append((plan, self._device.dispatch(plan)))
                 self._undispatched = None
             self._read_back(at_least_one=plan is None)
-            return self._publish()
+            return self._publish(only_finished)
 
     def abort(self, request_id: str) -> bool:
         """Ends a request now; its last snapshot comes with the next step. False: unknown id."""
@@ -168,13 +169,13 @@ class LLMEngine:
         """Reads steps until at most `depth` are in flight."""
         while self._in_flight and (at_least_one or len(self._in_flight) > self._depth):
             plan, ticket = self._in_flight[0]
-            with self._waiting.running():
+            with self._waiting:
                 result = self._device.read(ticket)
             self._in_flight.popleft()
             self._scheduler.update(plan, result)
             at_least_one = False
 
-    def _publish(self) -> list[RequestOutput]:
+    def _publish(self, only_finished: bool) -> list[RequestOutput]:
         """Turns the scheduler's news into snapshots; a stop string found here makes more news."""
         now_s = time.monotonic()
         changed: dict[str, LiveRequest] = {}
@@ -184,10 +185,13 @@ class LLMEngine:
                 if live is not None:
                     changed[update.request_id] = live
                     self._extend(live, update, now_s)
-        outputs = [live.snapshot(now_s) for live in changed.values()]
-        for output in outputs:
-            if output.finished:
-                del self._live[output.request_id]
+        outputs: list[RequestOutput] = []
+        for request_id, live in changed.items():
+            is_finished = live.is_finished
+            if is_finished or not only_finished:
+                outputs.append(live.snapshot(now_s))
+            if is_finished:
+                del self._live[request_id]
         return outputs
 
     def _extend(self, live: LiveRequest, update: SequenceUpdate, now_s: float) -> None:

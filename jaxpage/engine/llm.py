@@ -268,17 +268,16 @@ class LLM:
                     failed.append(RequestOutput.refused(request_id, prompt, str(error)))
             yield from failed
             self.expect_requests(len(waiting))
-            for output in self._steps():
+            for output in self._steps(only_finished=True):
                 if raise_on_error and output.error is not None:
                     raise RequestError(output.error)
-                if output.finished:
-                    yield output
+                yield output
         finally:
             self._abandon(waiting)
 
-    def _steps(self) -> Iterator[RequestOutput]:
+    def _steps(self, *, only_finished: bool = False) -> Iterator[RequestOutput]:
         while self.engine.has_unfinished:
-            yield from self.engine.step()
+            yield from self.engine.step(only_finished=only_finished)
 
     def _abandon(self, request_ids: list[str]) -> None:
         """Leaves the engine idle, also where the caller stopped listening or something was raised.
@@ -288,7 +287,7 @@ class LLM:
         for request_id in request_ids:
             self.engine.abort(request_id)
         while self.engine.has_unfinished:
-            self.engine.step()
+            self.engine.step(only_finished=True)
 
     def _take_id(self) -> str:
         self._next_id += 1

@@ -7,6 +7,7 @@ with every token (the histories of penalties and bad words) is sent only when a 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -37,6 +38,16 @@ REMEMBERED_BATCHES = 4
 """Batches whose settings stay on the device: decodes come back to theirs after a prefill."""
 
 
+class Settled(NamedTuple):
+    """What stays the same of a batch's draws."""
+
+    draws: tuple[Draw, ...]
+    """Those that asked for it first."""
+    sampling: SamplingInput
+    needs_history: bool
+    num_top: int
+
+
 class SamplingBuilder:
     """Builds the SamplingInput of a step; `vocab_size` is the number of logits."""
 
@@ -44,26 +55,32 @@ class SamplingBuilder:
         self._vocab_size = vocab_size
         longest = config.max_model_len
         self._history = Ladder(tuple(sorted({min(SHORT_HISTORY_TOKENS, longest), longest})))
-        self._settled: dict[
-            tuple[int, tuple[int, ...]], tuple[tuple[Draw, ...], SamplingInput]
-        ] = {}
-        """By rows and sequence ids: the draws that asked for the settings, and these."""
+        self._settled: dict[tuple[int, tuple[int, ...]], Settled] = {}
+        """By rows and sequence ids."""
 
     def build(self, draws: tuple[Draw, ...], num_draws: int) -> tuple[SamplingInput, int]:
         """(the settings padded to `num_draws` rows, alternatives the program must return)."""
         key = (num_draws, tuple(draw.seq_id for draw in draws))
-        asked, settled = self._settled.pop(key, ((), None))
-        if settled is None or not all(map(_asks_same, asked, draws)):
-            settled = jax.device_put(self._settle(draws, num_draws))
+        settled = self._settled.pop(key, None)
+        if settled is None or not all(map(_asks_same, settled.draws, draws)):
+            settled = self._settle(draws, num_draws)
             self._settled = dict(list(self._settled.items())[1 - REMEMBERED_BATCHES :])
-        self._settled[key] = (draws, settled)
-        if any(draw.params.needs_history for draw in draws):
-            history = jax.device_put(self._histories(draws, num_draws))
-            settled = replace(settled, history=history)
-        wanted = max(draw.num_candidates or draw.params.logprobs or 0 for draw in draws)
-        return settled, TOP_LADDER.fit(wanted) if wanted else 0
+        self._settled[key] = settled
+        if not settled.needs_history:
+            return settled.sampling, settled.num_top
+        history = jax.device_put(self._histories(draws, num_draws))
+        return replace(settled.sampling, history=history), settled.num_top
 
-    def _settle(self, draws: tuple[Draw, ...], num_draws: int) -> SamplingInput:
+    def _settle(self, draws: tuple[Draw, ...], num_draws: int) -> Settled:
+        wanted = max(draw.num_candidates or draw.params.logprobs or 0 for draw in draws)
+        return Settled(
+            draws=draws,
+            sampling=jax.device_put(self._settings(draws, num_draws)),
+            needs_history=any(draw.params.needs_history for draw in draws),
+            num_top=TOP_LADDER.fit(wanted) if wanted else 0,
+        )
+
+    def _settings(self, draws: tuple[Draw, ...], num_draws: int) -> SamplingInput:
         count = len(draws)
         params = [draw.params for draw in draws]
         settings = SamplingInput(
@@ -169,6 +186,7 @@ def _asks_same(old: Draw, new: Draw) -> bool:
         old.params == new.params
         and (old.seed, old.sample_index) == (new.seed, new.sample_index)
         and (old.prompt_len, old.stop_token_ids) == (new.prompt_len, new.stop_token_ids)
+        and old.num_candidates == new.num_candidates
     )
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 
 class Stopwatch:
-    """Adds up the wall time, in seconds, of the blocks it is wrapped around."""
+    """Adds up the wall time, in seconds, of the `with` blocks it is given to, one at a time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self._start = 0.0
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - start
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds += time.perf_counter() - self._start

@@ -112,6 +112,7 @@ class LiveRequest:
     def snapshot(self, now_s: float) -> RequestOutput:
         """The request so far; a failed one has an error and no outputs."""
         with_logprobs = self.request.params.logprobs is not None
+        is_finished = self.is_finished
         return RequestOutput(
             request_id=self.request.request_id,
             prompt=self.prompt,
@@ -120,14 +121,14 @@ class LiveRequest:
                 completion.snapshot(index, with_logprobs=with_logprobs)
                 for index, completion in enumerate(self.shown)
             ),
-            finished=self.is_finished,
+            finished=is_finished,
             prompt_logprobs=self.prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
             error=self.error,
             metrics=RequestMetrics(
                 arrival_s=self.request.arrival_s,
                 first_token_s=self.first_token_s,
-                finish_s=now_s if self.is_finished else None,
+                finish_s=now_s if is_finished else None,
                 preemptions=self.num_preemptions,
             ),
         )

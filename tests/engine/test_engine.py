@@ -60,6 +60,18 @@ def test_snapshots_only_grow_and_end_once() -> None:
     assert [s.outputs[0].finish_reason for s in snapshots] == [None] * 11 + ["length"]
 
 
+def test_only_what_has_finished_is_told_where_no_more_is_wanted() -> None:
+    engine = StubEngine()
+    engine.add("a", "abc", max_tokens=3)
+    engine.add("b", "hello")
+    engine.add("c", "q")
+    told: list[list[str]] = []
+    while engine.has_unfinished:
+        told.append([output.request_id for output in engine.step(only_finished=True)])
+        assert engine.abort("c") or len(told) > 1
+    assert [ids for ids in told if ids] == [["c"], ["a"], ["b"]]
+
+
 def test_a_stop_string_across_tokens_ends_the_text_before_it() -> None:
     answer = said("abc", 12)
     stop = answer[4:7]

@@ -97,10 +97,13 @@ def test_a_sequence_id_that_means_another_sequence_brings_its_own_settings(
         assert settings is not first
         assert np.asarray(settings.temperature)[0] == np.float32(other.params.temperature)
         assert np.asarray(settings.seed_words).tolist() == [list(divmod(other.seed, 1 << 32))]
-    for change in ({"prompt_len": 5}, {"stop_token_ids": (4,)}, {"sample_index": 1}):
+    for change in (
+        {"prompt_len": 5}, {"stop_token_ids": (4,)}, {"sample_index": 1}, {"num_candidates": 30},
+    ):  # fmt: skip
         old, _ = builder.build((draw(1, min_tokens=2),), 1)
-        new, _ = builder.build((replace(draw(1, min_tokens=2), **change),), 1)
+        new, num_top = builder.build((replace(draw(1, min_tokens=2), **change),), 1)
         assert new is not old, change
+        assert (num_top > 0) == ("num_candidates" in change)
 
 
 def test_a_history_that_grows_does_not_send_the_settings_again(builder: SamplingBuilder) -> None:
