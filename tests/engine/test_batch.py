@@ -14,7 +14,8 @@ from jaxpage.sampling_params import SamplingParams
 
 SIZE = 4
 CACHE = CacheConfig(num_blocks=100, block_size=SIZE)
-LADDERS = Ladders.of(EngineConfig(max_num_seqs=8, max_model_len=64), CACHE)
+LIMITS = EngineConfig(max_num_seqs=8, max_prefill_rows=2, max_model_len=64)
+LADDERS = Ladders.of(LIMITS, CACHE)
 
 
 def row(seq_id: int, start: int, num_tokens: int, *, source: int | None = None) -> PlannedRow:
