@@ -104,10 +104,9 @@ class Runner:
         vector, shape = self._inputs.build(plan)
         program = self._forward_program(shape)
         self._move_blocks(plan)
-        with jax.transfer_guard_host_to_device("allow"):  # device_put would take longer
-            self._cache, draw_input, hidden = program(
-                self._weights, self._cache, vector, self._previous
-            )
+        self._cache, draw_input, hidden = program(
+            self._weights, self._cache, jax.device_put(vector), self._previous
+        )
         drawn = top = None
         if draws := plan.draws:
             num_draws = self.ladders.num_draws(shape, len(draws))
@@ -127,8 +126,7 @@ class Runner:
 
     def read(self, ticket: Ticket) -> StepResult:
         """Waits for a step and returns what it drew."""
-        with jax.transfer_guard_device_to_host("allow"):  # device_get would take longer
-            arrays = jax.tree.map(np.asarray, (ticket.drawn, ticket.top, ticket.scored))
+        arrays = jax.device_get((ticket.drawn, ticket.top, ticket.scored))
         return to_result(ticket.plan, ticket.shape, *arrays)
 
     def expect(self, *, num_requests: int, prompt_tokens: int) -> None:

@@ -47,6 +47,6 @@ def test_a_packed_draw_comes_back_whole() -> None:
     result = to_result(StepPlan(1, rows), StepShape(4, 4, 1, 4), drawn, None, None)
     assert drawn.shape == (3, 6) and not drawn[:, 4:].any()
     assert result.token_ids == ids.tolist()
-    np.testing.assert_array_equal(np.array(result.logprobs, np.float32), values)
-    np.testing.assert_array_equal(np.array(result.raw_logprobs, np.float32), values[::-1])
+    np.testing.assert_array_equal(np.float32(result.logprobs), values)
+    np.testing.assert_array_equal(np.float32(result.raw_logprobs), values[::-1])
     assert np.signbit(result.logprobs[0])
