@@ -183,7 +183,7 @@ def _asks_same(old: Draw, new: Draw) -> bool:
     They do while one scheduler asks; another one's ids begin anew.
     """
     return old is new or (
-        old.params == new.params
+        (old.params is new.params or old.params == new.params)
         and (old.seed, old.sample_index) == (new.seed, new.sample_index)
         and (old.prompt_len, old.stop_token_ids) == (new.prompt_len, new.stop_token_ids)
         and old.num_candidates == new.num_candidates
