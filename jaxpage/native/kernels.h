@@ -74,7 +74,7 @@ inline int64_t state_floats(int64_t vectors, int64_t head_dim) {
   return vectors * (padded_dim(head_dim) + 2);
 }
 inline int64_t scratch_floats(int64_t vectors, int64_t head_dim) {
-  return vectors * (padded_dim(head_dim) + kChunk) + 2 * state_floats(vectors, head_dim) + 16;
+  return (vectors + kChunk) * padded_dim(head_dim) + 2 * state_floats(vectors, head_dim) + 48;
 }
 
 // What a job leaves for another to go on from: for each of its tokens the sum of the partitions
