@@ -96,16 +96,6 @@ void clear(State state, int64_t vectors, int64_t padded) {
   for (int64_t i = 0; i < vectors; ++i) state.top[i] = kNothing, state.total[i] = 0;
 }
 
-// Positions of the keys that a job's queries see.
-struct Seen {
-  int64_t start, end;
-};
-
-Seen seen_by(const Attention& a, const AttentionJob& job) {
-  const int64_t oldest = job.first_position - a.window + 1;
-  return {oldest > 0 ? oldest : 0, job.first_position + (job.is_prefix ? 0 : job.num_tokens)};
-}
-
 // Adds a chunk to a state, for query vectors `first` .. `last` - 1 of a job.
 template <int kUsed, class T>
 void add_chunk_to_all(const Attention& a, const AttentionJob& job, const Chunk& chunk,
@@ -138,9 +128,10 @@ void write_out(const Attention& a, const AttentionJob& job, State state) {
   const int64_t padded = padded_dim(a.head_dim), num_heads = a.num_kv_heads * a.group;
   for (int64_t v = 0; v < job.num_tokens * a.group; ++v) {
     const int64_t token = job.tokens[v / a.group], head = job.kv_head * a.group + v % a.group;
-    float* out = a.out + (token * num_heads + head) * a.head_dim;
+    const float* __restrict acc = state.acc + v * padded;
+    float* __restrict out = a.out + (token * num_heads + head) * a.head_dim;
     const float total = state.total[v] > kTiny ? state.total[v] : kTiny;  // of nothing: 0 / tiny
-    for (int64_t i = 0; i < a.head_dim; ++i) out[i] = state.acc[v * padded + i] / total;
+    for (int64_t i = 0; i < a.head_dim; ++i) out[i] = acc[i] / total;
   }
 }
 
@@ -169,8 +160,9 @@ void scale_queries(const Attention& a, const AttentionJob& job, float* q) {
   const int64_t padded = padded_dim(a.head_dim), num_heads = a.num_kv_heads * a.group;
   for (int64_t v = 0; v < job.num_tokens * a.group; ++v) {
     const int64_t token = job.tokens[v / a.group], head = job.kv_head * a.group + v % a.group;
-    const float* from = a.q + (token * num_heads + head) * a.head_dim;
-    for (int64_t i = 0; i < a.head_dim; ++i) q[v * padded + i] = from[i] * a.scale;
+    const float* __restrict from = a.q + (token * num_heads + head) * a.head_dim;
+    float* __restrict to = q + v * padded;
+    for (int64_t i = 0; i < a.head_dim; ++i) to[i] = from[i] * a.scale;
   }
 }
 
@@ -180,33 +172,30 @@ float* align(float* at) {
 }
 
 template <class T>
-void attend_typed(const Attention& a, const AttentionJob& job, float* scratch) {
+void attend_typed(const Attention& a, const AttentionJob& job, const AttentionJob* next_job,
+                  float* scratch) {
   const int64_t padded = padded_dim(a.head_dim), vectors = job.num_tokens * a.group;
   const Inputs in{align(scratch), align(scratch) + vectors * padded};
   scale_queries(a, job, in.q);
   float* states = in.turned + padded * kChunk;
   State state(job.partial ? job.partial : states, vectors, padded);
   State more(align(states + state_floats(vectors, a.head_dim)), vectors, padded);
-  if (job.begun && !job.is_prefix) move_begun<false>(a, job, state, more);
-  bool is_empty = !job.begun || job.is_prefix || job.first_chunk < kChunks;
-  const Seen seen = seen_by(a, job);
-  // Partitions begin with chunks that a window may hide wholly: those add nothing.
-  auto is_seen = [&](int64_t index) { return (index + 1) * kChunk > seen.start; };
-  Chunk chunks[2];
-  for (int64_t index = job.first_chunk; index < job.last_chunk; ++index) {
+  const bool goes_on = job.begun && !job.is_prefix;
+  goes_on ? move_begun<false>(a, job, state, more) : clear(more, vectors, padded);
+  bool is_empty = !goes_on || job.first_chunk < kChunks;
+  int64_t index = first_seen(a, job);
+  Chunk chunk = locate(a, job, index), ahead;
+  for (; index < job.last_chunk; chunk = ahead, ++index) {
     if (index % kChunks == 0) clear(more, vectors, padded);
-    if (is_seen(index)) {
-      Chunk& chunk = chunks[index % 2];
-      Chunk& next = chunks[(index + 1) % 2];
-      const bool is_first = index == job.first_chunk || !is_seen(index - 1);
-      if (is_first) chunk = locate(a, job, index * kChunk, seen.start, seen.end);
-      const bool is_last = index + 1 == job.last_chunk;
-      if (!is_last) next = locate(a, job, (index + 1) * kChunk, seen.start, seen.end);
-      turn_keys<T>(a, chunk, in.turned);
-      add_chunk_to_all<kQueries, T>(a, job, chunk, is_last ? nullptr : &next, 0, vectors, in, more);
-    }
+    const bool is_last = index + 1 == job.last_chunk;
+    if (!is_last) ahead = locate(a, job, index + 1);
+    if (is_last && next_job) ahead = locate(a, *next_job, first_seen(a, *next_job));
+    const Chunk* asked = is_last && !next_job ? nullptr : &ahead;
+    turn_keys<T>(a, chunk, in.turned);
+    add_chunk_to_all<kQueries, T>(a, job, chunk, asked, 0, vectors, in, more);
+    if (asked) ask_rest<T>(a, chunk, ahead);
     const bool is_whole = (index + 1) % kChunks == 0;
-    if (!is_whole && (job.is_prefix || index + 1 < job.last_chunk)) continue;
+    if (!is_whole && (job.is_prefix || !is_last)) continue;
     if (is_empty) {
       __builtin_memcpy(state.acc, more.acc, state_floats(vectors, a.head_dim) * sizeof(float));
     } else {
@@ -225,8 +214,9 @@ void attend_typed(const Attention& a, const AttentionJob& job, float* scratch) {
 
 namespace jaxpage::JAXPAGE_SET {
 
-void attend(const Attention& a, bool is_bfloat16, const AttentionJob& job, float* scratch) {
-  is_bfloat16 ? attend_typed<BFloat16>(a, job, scratch) : attend_typed<float>(a, job, scratch);
+void attend(const Attention& a, bool is_bfloat16, const AttentionJob& job, const AttentionJob* next,
+            float* scratch) {
+  (is_bfloat16 ? attend_typed<BFloat16> : attend_typed<float>)(a, job, next, scratch);
 }
 
 void merge(const Attention& a, const AttentionJob& job, const float* partials, float* scratch) {

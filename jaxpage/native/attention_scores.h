@@ -21,23 +21,34 @@ struct Chunk {
   int64_t first() const { return low / kTurned * kTurned; }
 };
 
-JAXPAGE_INLINE Chunk locate(const Attention& a, const AttentionJob& job, int64_t base,
-                            int64_t start, int64_t end) {
+// Position of the oldest key that any query of a job sees, and the chunk that it is in. Partitions
+// begin with chunks that a window may hide wholly: those are passed over.
+inline int64_t oldest_seen(const Attention& a, const AttentionJob& job) {
+  const int64_t oldest = job.first_position - a.window + 1;
+  return oldest > 0 ? oldest : 0;
+}
+
+inline int64_t first_seen(const Attention& a, const AttentionJob& job) {
+  const int64_t index = oldest_seen(a, job) / kChunk;
+  return index > job.first_chunk ? index : job.first_chunk;
+}
+
+inline Chunk locate(const Attention& a, const AttentionJob& job, int64_t index_of_chunk) {
+  const int64_t start = oldest_seen(a, job), base = index_of_chunk * kChunk;
+  const int64_t end = job.first_position + (job.is_prefix ? 0 : job.num_tokens);
   Chunk chunk;
   chunk.base = base;
   chunk.low = start > base ? start - base : 0;
   chunk.high = end - base < kChunk ? end - base : kChunk;
   const int32_t* table = a.block_tables + job.row * a.table_width;
-  int64_t index = (base + chunk.low) / a.block_size, inside = (base + chunk.low) % a.block_size;
-  int64_t block = 0;
-  for (int64_t t = chunk.low; t < chunk.high; ++t) {
-    if (t == chunk.low || inside == 0) {
-      block = table[index];
-      block = block < 0 ? 0 : block >= a.num_blocks ? a.num_blocks - 1 : block;
-    }
-    const int64_t slot = block * a.block_size + inside;
-    chunk.offsets[t] = (slot * a.num_kv_heads + job.kv_head) * a.head_dim;
-    if (++inside == a.block_size) inside = 0, ++index;
+  const int64_t first = base + chunk.low, stride = a.num_kv_heads * a.head_dim;
+  int64_t index = first / a.block_size, inside = first % a.block_size;
+  for (int64_t t = chunk.low; t < chunk.high; ++index, inside = 0) {
+    const int64_t named = table[index], last = a.num_blocks - 1;
+    const int64_t block = named < 0 ? 0 : named > last ? last : named;
+    const int64_t left = a.block_size - inside, end = t + left < chunk.high ? t + left : chunk.high;
+    int64_t offset = (block * a.block_size + inside) * stride + job.kv_head * a.head_dim;
+    for (; t < end; ++t, offset += stride) chunk.offsets[t] = offset;
   }
   // What is turned reaches beyond the live keys: there it reads a live one, which is masked.
   const int64_t live = chunk.offsets[chunk.low];
@@ -52,6 +63,14 @@ JAXPAGE_INLINE void ask(const void* pool, int64_t offset, int64_t head_dim) {
   const char* from = reinterpret_cast<const char*>(static_cast<const T*>(pool) + offset);
   const int64_t bytes = head_dim * static_cast<int64_t>(sizeof(T));
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 3);
+}
+
+// The keys of `ahead` that were not asked for with a live key of `chunk`.
+template <class T>
+JAXPAGE_INLINE void ask_rest(const Attention& a, const Chunk& chunk, const Chunk& ahead) {
+  for (int64_t t = ahead.low; t < ahead.high; ++t) {
+    if (t < chunk.low || t >= chunk.high) ask<T>(a.k_pool, ahead.offsets[t], a.head_dim);
+  }
 }
 
 // kLanes keys as columns, to[entry of the head * kChunk + key].

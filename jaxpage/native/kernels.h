@@ -98,7 +98,9 @@ struct Kernels {
   void (*gate)(const Gate&, int64_t first, int64_t last);    // rows
   void (*rotate)(const Rotation&, int64_t first, int64_t last);  // tokens
   void (*summarise)(const Logits&, int64_t first, int64_t last);  // rows
-  void (*attend)(const Attention&, bool is_bfloat16, const AttentionJob&, float* scratch);
+  // `next` or nullptr: what the same thread will most likely do next, to read ahead.
+  void (*attend)(const Attention&, bool is_bfloat16, const AttentionJob&, const AttentionJob* next,
+                 float* scratch);
   // The states of a job's partitions, one after the other, as the job's rows of out.
   void (*merge)(const Attention&, const AttentionJob&, const float* partials, float* scratch);
 };
@@ -116,7 +118,7 @@ const Kernels& kernels();
   void gate(const Gate&, int64_t, int64_t);                                                   \
   void rotate(const Rotation&, int64_t, int64_t);                                             \
   void summarise(const Logits&, int64_t, int64_t);                                            \
-  void attend(const Attention&, bool, const AttentionJob&, float*);                           \
+  void attend(const Attention&, bool, const AttentionJob&, const AttentionJob*, float*);      \
   void merge(const Attention&, const AttentionJob&, const float*, float*);                    \
   inline constexpr Kernels kKernels = {product,   norm,   gate, rotate,                       \
                                        summarise, attend, merge};                             \

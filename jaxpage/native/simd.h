@@ -141,6 +141,8 @@ JAXPAGE_INLINE Vec spread_max(Vec v) {
   }
 }
 
+JAXPAGE_INLINE float max_of(Vec v) { return spread_max(v)[0]; }
+
 // The sum of all lanes, in every lane.
 template <int kDistance = kLanes / 2>
 JAXPAGE_INLINE Vec spread_sum(Vec v) {
