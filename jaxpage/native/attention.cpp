@@ -78,7 +78,12 @@ void add_chunk(const Attention& a, const AttentionJob& job, const Chunk& chunk, 
                int64_t first, const Inputs& in, State state) {
   const int64_t padded = padded_dim(a.head_dim);
   alignas(64) float scores[kUsed * kChunk];
-  score<kUsed>(a, chunk, in.turned, in.q + first * padded, scores);
+  const float* q = in.q + first * padded;
+  if (job.num_tokens * a.group <= kQueries) {
+    score_few<kUsed, T>(a, chunk, q, scores);
+  } else {
+    score_many<kUsed>(a, chunk, in.turned, q, scores);
+  }
   for (int c = 0; c < kUsed; ++c) {
     const int64_t position = job.first_position + (job.is_prefix ? 0 : (first + c) / a.group);
     const int64_t oldest = position - a.window + 1 - chunk.base, newest = position - chunk.base;
@@ -191,7 +196,7 @@ void attend_typed(const Attention& a, const AttentionJob& job, const AttentionJo
     if (!is_last) ahead = locate(a, job, index + 1);
     if (is_last && next_job) ahead = locate(a, *next_job, first_seen(a, *next_job));
     const Chunk* asked = is_last && !next_job ? nullptr : &ahead;
-    turn_keys<T>(a, chunk, in.turned);
+    if (vectors > kQueries) turn_keys<T>(a, chunk, in.turned);
     add_chunk_to_all<kQueries, T>(a, job, chunk, asked, 0, vectors, in, more);
     if (asked) ask_rest<T>(a, chunk, ahead);
     const bool is_whole = (index + 1) % kChunks == 0;

@@ -73,35 +73,53 @@ JAXPAGE_INLINE void ask_rest(const Attention& a, const Chunk& chunk, const Chunk
   }
 }
 
-// kLanes keys as columns, to[entry of the head * kChunk + key].
-template <class T>
-JAXPAGE_INLINE void turn_tile(const T* const* keys, int64_t head_dim, float* to) {
+// Calls use(d, columns, count) for entries d .. d + count - 1 of the head, in order: lane i of a
+// column is key `first` + i of the chunk. Meanwhile asks for the values of those keys.
+template <class T, class Use>
+JAXPAGE_INLINE void for_columns(const Attention& a, const Chunk& chunk, int64_t first, Use use) {
+  const T* pool = static_cast<const T*>(a.k_pool);
+  const T* values = static_cast<const T*>(a.v_pool);
+  const int64_t* offsets = chunk.offsets + first;
   Vec rows[kLanes];
-  auto turn = [&](int64_t d) {
-    transpose(rows);
-    for (int i = 0; i < kLanes; ++i) store(to + (d + i) * kChunk, rows[i]);
-  };
   int64_t d = 0;
-  for (; d + kLanes <= head_dim; d += kLanes) {
-    for (int i = 0; i < kLanes; ++i) rows[i] = load(keys[i] + d);
-    turn(d);
+  for (; d + kLanes <= a.head_dim; d += kLanes) {
+    for (int i = 0; i < kLanes; ++i) rows[i] = load(pool + offsets[i] + d);
+    for (int i = 0; i < kLanes; ++i) __builtin_prefetch(values + offsets[i] + d, 0, 3);
+    transpose(rows);
+    use(d, rows, kLanes);
   }
-  if (const int part = static_cast<int>(head_dim - d)) {
-    for (int i = 0; i < kLanes; ++i) rows[i] = load_part(keys[i] + d, part);
-    turn(d);
+  if (const int part = static_cast<int>(a.head_dim - d)) {
+    for (int i = 0; i < kLanes; ++i) rows[i] = load_part(pool + offsets[i] + d, part);
+    transpose(rows);
+    use(d, rows, part);
   }
 }
 
-// The chunk's keys as columns; meanwhile asks for its values.
+// The chunk's keys as columns, turned[entry of the head][key].
 template <class T>
 JAXPAGE_INLINE void turn_keys(const Attention& a, const Chunk& chunk, float* turned) {
   for (int64_t t = chunk.first(); t < chunk.high || t % kTurned; t += kLanes) {
-    const T* keys[kLanes];
-    for (int i = 0; i < kLanes; ++i) {
-      keys[i] = static_cast<const T*>(a.k_pool) + chunk.offsets[t + i];
-      ask<T>(a.v_pool, chunk.offsets[t + i], a.head_dim);
-    }
-    turn_tile(keys, a.head_dim, turned + t);
+    for_columns<T>(a, chunk, t, [&](int64_t d, const Vec* columns, int count) {
+#pragma GCC unroll 16  // columns stay in registers
+      for (int i = 0; i < count; ++i) store(turned + (d + i) * kChunk + t, columns[i]);
+    });
+  }
+}
+
+// Few query vectors: scores from the columns while they are in registers.
+template <int kUsed, class T>
+JAXPAGE_INLINE void score_few(const Attention& a, const Chunk& chunk, const float* q,
+                              float* scores) {
+  const int64_t padded = padded_dim(a.head_dim);
+  for (int64_t t = chunk.first(); t < chunk.high; t += kLanes) {
+    Vec sums[kUsed] = {};
+    for_columns<T>(a, chunk, t, [&](int64_t d, const Vec* columns, int count) {
+#pragma GCC unroll 16
+      for (int i = 0; i < count; ++i) {
+        for (int c = 0; c < kUsed; ++c) sums[c] += columns[i] * q[c * padded + d + i];
+      }
+    });
+    for (int c = 0; c < kUsed; ++c) store(scores + c * kChunk + t, sums[c]);
   }
 }
 
@@ -123,10 +141,10 @@ JAXPAGE_INLINE void score_tile(const Attention& a, const float* turned, const fl
   }
 }
 
-// scores[query vector][key] of the keys that were turned.
+// Many: scores[query vector][key] of the keys that were turned.
 template <int kUsed>
-JAXPAGE_INLINE void score(const Attention& a, const Chunk& chunk, const float* turned,
-                          const float* q, float* scores) {
+JAXPAGE_INLINE void score_many(const Attention& a, const Chunk& chunk, const float* turned,
+                               const float* q, float* scores) {
   int64_t t = chunk.first();
   for (; t + kLanes * kWide <= chunk.high; t += kLanes * kWide) {
     score_tile<kUsed, kWide>(a, turned + t, q, scores + t);
