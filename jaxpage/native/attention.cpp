@@ -19,10 +19,10 @@ struct State {
 };
 
 // acc = acc * fade + weights . V for `kUsed` queries and `kVecs` vectors of the head, from `at` on.
-template <int kUsed, int kVecs, class T>
-JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, const Chunk* next,
-                               const float* weights, const float* fades, float* acc, int64_t at,
-                               int part) {
+template <int kUsed, int kVecs, bool kAsks, class T>
+JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, Keys seen,
+                               const Chunk* ahead, const float* weights, const float* fades,
+                               float* acc, int64_t at, int part) {
   const T* pool = static_cast<const T*>(a.v_pool) + at;
   const int64_t padded = padded_dim(a.head_dim);
   Vec sums[kUsed][kVecs];
@@ -31,8 +31,11 @@ JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, const Chu
       sums[c][i] = load(acc + c * padded + at + i * kLanes) * fades[c];
     }
   }
-  for (int64_t t = chunk.low; t < chunk.high; ++t) {
-    if (next && t >= next->low && t < next->high) ask<T>(a.k_pool, next->offsets[t], a.head_dim);
+  int64_t t = seen.low;
+  do {  // at least once: a loop that may be passed by would keep the sums in memory
+    if (kAsks && t >= ahead->low && t < ahead->high) {
+      ask<T>(a.k_pool, ahead->offsets[t], a.head_dim);
+    }
     Vec value[kVecs];
     for (int i = 0; i < kVecs; ++i) {
       const T* from = pool + chunk.offsets[t] + i * kLanes;
@@ -42,26 +45,30 @@ JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, const Chu
       const float weight = weights[c * kChunk + t];
       for (int i = 0; i < kVecs; ++i) sums[c][i] += value[i] * weight;
     }
-  }
+  } while (++t < seen.high);
   for (int c = 0; c < kUsed; ++c) {
     for (int i = 0; i < kVecs; ++i) store(acc + c * padded + at + i * kLanes, sums[c][i]);
   }
 }
 
-template <int kUsed, class T>
-JAXPAGE_INLINE void add_head(const Attention& a, const Chunk& chunk, const Chunk* ahead,
-                             const float* weights, const float* fades, float* acc) {
+template <int kUsed, bool kAsks, class T>
+JAXPAGE_INLINE void add_head(const Attention& a, const Chunk& chunk, Keys seen,
+                             const Chunk* ahead, const float* weights, const float* fades,
+                             float* acc) {
   const int64_t whole = a.head_dim / kLanes * kLanes;
   int64_t at = 0;
-  auto next = [&] { return at == 0 ? ahead : nullptr; };  // asked for once
+  if (kAsks && whole >= kWide * kLanes) {  // asks once
+    add_values<kUsed, kWide, true, T>(a, chunk, seen, ahead, weights, fades, acc, at, 0);
+    at += kWide * kLanes;
+  }
   for (; at + kWide * kLanes <= whole; at += kWide * kLanes) {
-    add_values<kUsed, kWide, T>(a, chunk, next(), weights, fades, acc, at, 0);
+    add_values<kUsed, kWide, false, T>(a, chunk, seen, nullptr, weights, fades, acc, at, 0);
   }
   for (; at < whole; at += kLanes) {
-    add_values<kUsed, 1, T>(a, chunk, next(), weights, fades, acc, at, 0);
+    add_values<kUsed, 1, false, T>(a, chunk, seen, nullptr, weights, fades, acc, at, 0);
   }
   if (const int part = static_cast<int>(a.head_dim - at)) {
-    add_values<kUsed, 1, T>(a, chunk, next(), weights, fades, acc, at, part);
+    add_values<kUsed, 1, false, T>(a, chunk, seen, nullptr, weights, fades, acc, at, part);
   }
 }
 
@@ -71,29 +78,44 @@ struct Inputs {
   float* turned;  // [padded H, kChunk]
 };
 
+// The keys of a chunk that a job's query vector sees.
+Keys seen_by(const Attention& a, const AttentionJob& job, const Chunk& chunk, int64_t vector) {
+  const int64_t position = job.first_position + (job.is_prefix ? 0 : vector / a.group);
+  const int64_t oldest = position - a.window + 1 - chunk.base, newest = position - chunk.base;
+  return {oldest > chunk.low ? oldest : chunk.low, newest < chunk.high ? newest + 1 : chunk.high};
+}
+
 // One chunk for `kUsed` query vectors, the first of which is vector `first` of the job. The keys of
 // `ahead`, where there is one, are asked for.
 template <int kUsed, class T>
 void add_chunk(const Attention& a, const AttentionJob& job, const Chunk& chunk, const Chunk* ahead,
                int64_t first, const Inputs& in, State state) {
   const int64_t padded = padded_dim(a.head_dim);
-  alignas(64) float scores[kUsed * kChunk];
   const float* q = in.q + first * padded;
-  if (job.num_tokens * a.group <= kQueries) {
-    score_few<kUsed, T>(a, chunk, q, scores);
-  } else {
-    score_many<kUsed>(a, chunk, in.turned, q, scores);
+  float* acc = state.acc + first * padded;
+  const Keys oldest = seen_by(a, job, chunk, first);
+  const Keys newest = seen_by(a, job, chunk, first + kUsed - 1);
+  const Keys seen{oldest.low, newest.high};
+  if (seen.low < seen.high) {
+    alignas(64) float scores[kUsed * kChunk];
+    if (job.num_tokens * a.group <= kQueries) {
+      score_few<kUsed, T>(a, chunk, seen, q, scores);
+    } else {
+      score_many<kUsed>(a, seen, in.turned, q, scores);
+    }
+    for (int c = 0; c < kUsed; ++c) {
+      const Keys here = seen_by(a, job, chunk, first + c);
+      if (here.low > 0 || here.high < kChunk) mask(scores + c * kChunk, here);
+    }
+    float fades[kUsed];
+    weigh<kUsed>(scores, state.top + first, state.total + first, fades);
+    if (ahead) {
+      add_head<kUsed, true, T>(a, chunk, seen, ahead, scores, fades, acc);
+    } else {
+      add_head<kUsed, false, T>(a, chunk, seen, nullptr, scores, fades, acc);
+    }
   }
-  for (int c = 0; c < kUsed; ++c) {
-    const int64_t position = job.first_position + (job.is_prefix ? 0 : (first + c) / a.group);
-    const int64_t oldest = position - a.window + 1 - chunk.base, newest = position - chunk.base;
-    const int64_t low = oldest > chunk.low ? oldest < kChunk ? oldest : kChunk : chunk.low;
-    const int64_t high = newest < chunk.high ? newest < 0 ? 0 : newest + 1 : chunk.high;
-    if (low > 0 || high < kChunk) mask(scores + c * kChunk, low, high);
-  }
-  float fades[kUsed];
-  weigh<kUsed>(scores, state.top + first, state.total + first, fades);
-  add_head<kUsed, T>(a, chunk, ahead, scores, fades, state.acc + first * padded);
+  if (ahead) ask_rest<T>(a, seen, *ahead);
 }
 
 void clear(State state, int64_t vectors, int64_t padded) {
@@ -189,7 +211,7 @@ void attend_typed(const Attention& a, const AttentionJob& job, const AttentionJo
   goes_on ? move_begun<false>(a, job, state, more) : clear(more, vectors, padded);
   bool is_empty = !goes_on || job.first_chunk < kChunks;
   int64_t index = first_seen(a, job);
-  Chunk chunk = locate(a, job, index), ahead;
+  Chunk chunk = locate(a, job, index), ahead = chunk;
   for (; index < job.last_chunk; chunk = ahead, ++index) {
     if (index % kChunks == 0) clear(more, vectors, padded);
     const bool is_last = index + 1 == job.last_chunk;
@@ -198,7 +220,6 @@ void attend_typed(const Attention& a, const AttentionJob& job, const AttentionJo
     const Chunk* asked = is_last && !next_job ? nullptr : &ahead;
     if (vectors > kQueries) turn_keys<T>(a, chunk, in.turned);
     add_chunk_to_all<kQueries, T>(a, job, chunk, asked, 0, vectors, in, more);
-    if (asked) ask_rest<T>(a, chunk, ahead);
     const bool is_whole = (index + 1) % kChunks == 0;
     if (!is_whole && (job.is_prefix || !is_last)) continue;
     if (is_empty) {

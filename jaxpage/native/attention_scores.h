@@ -14,6 +14,11 @@ constexpr float kMasked = -1e30f;  // -inf minus -inf would be NaN
 constexpr float kNothing = kMasked / 2;  // top score of no keys: masked keys weigh 0 beside it
 constexpr int64_t kTurned = kLanes * kWide / 2;  // keys that are turned, and scored, at a time
 
+// Keys `low` .. `high` - 1 of a chunk.
+struct Keys {
+  int64_t low, high;
+};
+
 // One chunk of keys: offsets of its live tokens, `low` .. `high` - 1, in a pool, and its position.
 struct Chunk {
   int64_t base, low, high;
@@ -65,11 +70,11 @@ JAXPAGE_INLINE void ask(const void* pool, int64_t offset, int64_t head_dim) {
   for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 3);
 }
 
-// The keys of `ahead` that were not asked for with a live key of `chunk`.
+// The keys of `ahead` that were not asked for beside those of `asked`.
 template <class T>
-JAXPAGE_INLINE void ask_rest(const Attention& a, const Chunk& chunk, const Chunk& ahead) {
+JAXPAGE_INLINE void ask_rest(const Attention& a, Keys asked, const Chunk& ahead) {
   for (int64_t t = ahead.low; t < ahead.high; ++t) {
-    if (t < chunk.low || t >= chunk.high) ask<T>(a.k_pool, ahead.offsets[t], a.head_dim);
+    if (t < asked.low || t >= asked.high) ask<T>(a.k_pool, ahead.offsets[t], a.head_dim);
   }
 }
 
@@ -108,10 +113,10 @@ JAXPAGE_INLINE void turn_keys(const Attention& a, const Chunk& chunk, float* tur
 
 // Few query vectors: scores from the columns while they are in registers.
 template <int kUsed, class T>
-JAXPAGE_INLINE void score_few(const Attention& a, const Chunk& chunk, const float* q,
-                              float* scores) {
+JAXPAGE_INLINE void score_few(const Attention& a, const Chunk& chunk, Keys seen,
+                              const float* q, float* scores) {
   const int64_t padded = padded_dim(a.head_dim);
-  for (int64_t t = chunk.first(); t < chunk.high; t += kLanes) {
+  for (int64_t t = seen.low / kLanes * kLanes; t < seen.high; t += kLanes) {
     Vec sums[kUsed] = {};
     for_columns<T>(a, chunk, t, [&](int64_t d, const Vec* columns, int count) {
 #pragma GCC unroll 16
@@ -128,14 +133,15 @@ JAXPAGE_INLINE void score_tile(const Attention& a, const float* turned, const fl
                                float* scores) {
   const int64_t padded = padded_dim(a.head_dim);
   Vec sums[kUsed][kVecs] = {};
-  for (int64_t d = 0; d < a.head_dim; ++d) {
+  int64_t d = 0;
+  do {  // at least once: a loop that may be passed by would keep the sums in memory
     Vec keys[kVecs];
     for (int i = 0; i < kVecs; ++i) keys[i] = load(turned + d * kChunk + i * kLanes);
     for (int c = 0; c < kUsed; ++c) {
       const float query = q[c * padded + d];
       for (int i = 0; i < kVecs; ++i) sums[c][i] += keys[i] * query;
     }
-  }
+  } while (++d < a.head_dim);
   for (int c = 0; c < kUsed; ++c) {
     for (int i = 0; i < kVecs; ++i) store(scores + c * kChunk + i * kLanes, sums[c][i]);
   }
@@ -143,25 +149,25 @@ JAXPAGE_INLINE void score_tile(const Attention& a, const float* turned, const fl
 
 // Many: scores[query vector][key] of the keys that were turned.
 template <int kUsed>
-JAXPAGE_INLINE void score_many(const Attention& a, const Chunk& chunk, const float* turned,
+JAXPAGE_INLINE void score_many(const Attention& a, Keys seen, const float* turned,
                                const float* q, float* scores) {
-  int64_t t = chunk.first();
-  for (; t + kLanes * kWide <= chunk.high; t += kLanes * kWide) {
+  int64_t t = seen.low / kTurned * kTurned;
+  for (; t + kLanes * kWide <= kChunk && t + kTurned < seen.high; t += kLanes * kWide) {
     score_tile<kUsed, kWide>(a, turned + t, q, scores + t);
   }
-  for (; t < chunk.high; t += kTurned) {
+  for (; t < seen.high; t += kTurned) {
     score_tile<kUsed, kWide / 2>(a, turned + t, q, scores + t);
   }
 }
 
-// Masks the keys of one query vector outside `low` .. `high` - 1.
-JAXPAGE_INLINE void mask(float* scores, int64_t low, int64_t high) {
+// Masks the keys that one query vector does not see.
+JAXPAGE_INLINE void mask(float* scores, Keys seen) {
   Ints lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  const auto low = static_cast<int32_t>(seen.low), high = static_cast<int32_t>(seen.high);
   for (int i = 0; i < kChunk; i += kLanes) {
     const Ints key = lane + i;
-    const Ints seen = (key >= static_cast<int32_t>(low)) & (key < static_cast<int32_t>(high));
-    store(scores + i, seen ? load(scores + i) : splat(kMasked));
+    store(scores + i, (key >= low) & (key < high) ? load(scores + i) : splat(kMasked));
   }
 }
 

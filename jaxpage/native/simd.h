@@ -45,7 +45,7 @@ JAXPAGE_INLINE void hold(Vec& value) {
 #endif
 }
 
-JAXPAGE_INLINE Vec splat(float value) { return value - Vec{}; }  // plus 0 would cost an addition
+JAXPAGE_INLINE Vec splat(float value) { return value - Vec{}; }  // + would cost an addition: -0
 
 JAXPAGE_INLINE Vec load(const float* from) {
   Vec value;
@@ -158,19 +158,20 @@ JAXPAGE_INLINE Vec spread_sum(Vec v) {
 // quarter's lower half, or its upper.
 template <int kSize, int kUpper, int... kLane>
 JAXPAGE_INLINE Vec zip(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
-  return shuffle(a, b, std::integer_sequence<int, kLane / 4 * 4 + kUpper * 2 +
-                                                      kLane % 4 / (2 * kSize) * kSize +
-                                                      kLane % kSize + kLane / kSize % 2 * kLanes...>{});
+  return shuffle(a, b,
+                 std::integer_sequence<int, kLane / 4 * 4 + kUpper * 2 +
+                                                kLane % 4 / (2 * kSize) * kSize + kLane % kSize +
+                                                kLane / kSize % 2 * kLanes...>{});
 }
 
-// a and b are rows of a matrix, kSide apart: of each pair of its blocks of kSide lanes, the lower of
-// both, or the upper.
+// Of each pair of blocks of kSide lanes the lower, or the upper: those of a, and of b beside them.
 template <int kSide, int kUpper, int... kLane>
 JAXPAGE_INLINE Vec cross(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
   return shuffle(a, b, std::integer_sequence<int, (kLane & ~kSide) + kUpper * kSide +
                                                       (kLane & kSide ? kLanes : 0)...>{});
 }
 
+// Blocks of kSide x kSide: those beside the diagonal change places.
 template <int kSide>
 JAXPAGE_INLINE void cross_rows(Vec* rows) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
