@@ -1,14 +1,12 @@
 // Attention over a paged pool: one function for decode, prefill and mixed steps.
+#include "attention_scores.h"
 #include "kernels.h"
-
 #include "simd.h"
 
 namespace {
 
 using namespace jaxpage;
 
-constexpr float kMasked = -1e30f;  // -inf minus -inf would be NaN
-constexpr float kNothing = kMasked / 2;  // top score of no keys: masked keys weigh 0 beside it
 constexpr float kTiny = 1.17549435e-38f;
 constexpr int64_t kChunks = kPartition / kChunk;
 
@@ -20,104 +18,11 @@ struct State {
       : acc(at), top(at + vectors * padded), total(top + vectors) {}
 };
 
-// One chunk of keys: offsets of its live tokens, `low` .. `high` - 1, in a pool, and its position.
-struct Chunk {
-  int64_t base, low, high;
-  int64_t offsets[kChunk];
-};
-
-// What memory is asked for while a chunk is computed: its own values, and the keys of the next.
-// Only the first query vectors of a job ask.
-struct Ahead {
-  bool is_first;
-  const Chunk* next;  // nullptr: none
-};
-
-template <class T>
-Chunk locate(const Attention& a, const AttentionJob& job, int64_t base, int64_t start,
-             int64_t end) {
-  Chunk chunk;
-  chunk.base = base;
-  chunk.low = start > base ? start - base : 0;
-  chunk.high = end - base < kChunk ? end - base : kChunk;
-  const int32_t* table = a.block_tables + job.row * a.table_width;
-  int64_t index = (base + chunk.low) / a.block_size, inside = (base + chunk.low) % a.block_size;
-  int64_t block = 0;
-  for (int64_t t = chunk.low; t < chunk.high; ++t) {
-    if (t == chunk.low || inside == 0) {
-      block = table[index];
-      block = block < 0 ? 0 : block >= a.num_blocks ? a.num_blocks - 1 : block;
-    }
-    const int64_t slot = block * a.block_size + inside;
-    chunk.offsets[t] = (slot * a.num_kv_heads + job.kv_head) * a.head_dim;
-    if (++inside == a.block_size) inside = 0, ++index;
-  }
-  // Tiles of four keys reach beyond the live ones: they read a live one and are masked.
-  for (int64_t t = chunk.low & ~3; t < chunk.low; ++t) chunk.offsets[t] = chunk.offsets[chunk.low];
-  for (int64_t t = chunk.high; t % 4; ++t) chunk.offsets[t] = chunk.offsets[chunk.low];
-  return chunk;
-}
-
-// Asks memory for a head of one token in a pool.
-template <class T>
-JAXPAGE_INLINE void ask(const void* pool, int64_t offset, int64_t head_dim) {
-  const char* from = reinterpret_cast<const char*>(static_cast<const T*>(pool) + offset);
-  const int64_t bytes = head_dim * static_cast<int64_t>(sizeof(T));
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 3);
-}
-
-template <int kUsed, class T>
-JAXPAGE_INLINE void score_tile(const Attention& a, const Chunk& chunk, Ahead ahead, const float* q,
-                               float* scores) {
-  const T* pool = static_cast<const T*>(a.k_pool);
-  const float* queries[kColumns];
-  for (int c = 0; c < kUsed; ++c) queries[c] = q + c * padded_dim(a.head_dim);
-  for (int64_t t = chunk.low & ~3; t < chunk.high; t += kKeys) {
-    const T* keys[kKeys];
-    for (int r = 0; r < kKeys; ++r) keys[r] = pool + chunk.offsets[t + r];
-    for (int r = 0; ahead.is_first && r < kKeys; ++r) {
-      ask<T>(a.v_pool, chunk.offsets[t + r], a.head_dim);
-    }
-    Vec sums[kColumns][kKeys] = {};
-    dot_tile<kKeys, kUsed>(keys, queries, 0, a.head_dim, sums, [] {});
-    float results[kColumns][kKeys];
-    finish_tile<kKeys, kUsed>(sums, results);
-    for (int c = 0; c < kUsed; ++c) {
-      __builtin_memcpy(scores + c * kChunk + t, results[c], sizeof results[c]);
-    }
-  }
-}
-
-// Scores to weights: masks keys outside `low` .. `high` - 1, moves the largest score, returns the
-// factor by which what was summed so far fades.
-JAXPAGE_INLINE float weigh(float* scores, int64_t low, int64_t high, float& top, float& total) {
-  Vec best = splat(kMasked), parts[kChunk / kLanes];
-  Ints lane;
-  for (int i = 0; i < kLanes; ++i) lane[i] = i;
-  for (int i = 0; i < kChunk / kLanes; ++i) {
-    const Ints key = lane + i * kLanes;
-    const Ints seen = (key >= static_cast<int32_t>(low)) & (key < static_cast<int32_t>(high));
-    parts[i] = seen ? load(scores + i * kLanes) : splat(kMasked);
-    best = larger(parts[i], best);
-  }
-  const float most = max_of(best), raised = most > top ? most : top;
-  Vec sum = Vec{};
-  for (int i = 0; i < kChunk / kLanes; ++i) {
-    parts[i] = exp_negative(parts[i] - raised);
-    sum += parts[i];
-    store(scores + i * kLanes, parts[i]);
-  }
-  const float fade = exp_negative(splat(top - raised))[0];
-  top = raised;
-  total = total * fade + sum_of(sum);
-  return fade;
-}
-
 // acc = acc * fade + weights . V for `kUsed` queries and `kVecs` vectors of the head, from `at` on.
-template <int kUsed, int kVecs, class T>
-JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, const Chunk* next,
-                               const float* weights, const float* fades, float* acc, int64_t at,
-                               int part) {
+template <int kUsed, int kVecs, bool kAsks, class T>
+JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, Keys seen,
+                               const Chunk* ahead, const float* weights, const float* fades,
+                               float* acc, int64_t at, int part) {
   const T* pool = static_cast<const T*>(a.v_pool) + at;
   const int64_t padded = padded_dim(a.head_dim);
   Vec sums[kUsed][kVecs];
@@ -126,8 +31,11 @@ JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, const Chu
       sums[c][i] = load(acc + c * padded + at + i * kLanes) * fades[c];
     }
   }
-  for (int64_t t = chunk.low; t < chunk.high; ++t) {
-    if (next && t >= next->low && t < next->high) ask<T>(a.k_pool, next->offsets[t], a.head_dim);
+  int64_t t = seen.low;
+  do {  // at least once: a loop that may be passed by would keep the sums in memory
+    if (kAsks && t >= ahead->low && t < ahead->high) {
+      ask<T>(a.k_pool, ahead->offsets[t], a.head_dim);
+    }
     Vec value[kVecs];
     for (int i = 0; i < kVecs; ++i) {
       const T* from = pool + chunk.offsets[t] + i * kLanes;
@@ -137,48 +45,77 @@ JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, const Chu
       const float weight = weights[c * kChunk + t];
       for (int i = 0; i < kVecs; ++i) sums[c][i] += value[i] * weight;
     }
-  }
+  } while (++t < seen.high);
   for (int c = 0; c < kUsed; ++c) {
     for (int i = 0; i < kVecs; ++i) store(acc + c * padded + at + i * kLanes, sums[c][i]);
   }
 }
 
-template <int kUsed, class T>
-JAXPAGE_INLINE void add_head(const Attention& a, const Chunk& chunk, Ahead ahead,
-                             const float* weights, const float* fades, float* acc) {
-  constexpr int kWide = 4;
+template <int kUsed, bool kAsks, class T>
+JAXPAGE_INLINE void add_head(const Attention& a, const Chunk& chunk, Keys seen,
+                             const Chunk* ahead, const float* weights, const float* fades,
+                             float* acc) {
   const int64_t whole = a.head_dim / kLanes * kLanes;
   int64_t at = 0;
-  auto next = [&] { return at == 0 ? ahead.next : nullptr; };  // asked for once
+  if (kAsks && whole >= kWide * kLanes) {  // asks once
+    add_values<kUsed, kWide, true, T>(a, chunk, seen, ahead, weights, fades, acc, at, 0);
+    at += kWide * kLanes;
+  }
   for (; at + kWide * kLanes <= whole; at += kWide * kLanes) {
-    add_values<kUsed, kWide, T>(a, chunk, next(), weights, fades, acc, at, 0);
+    add_values<kUsed, kWide, false, T>(a, chunk, seen, nullptr, weights, fades, acc, at, 0);
   }
   for (; at < whole; at += kLanes) {
-    add_values<kUsed, 1, T>(a, chunk, next(), weights, fades, acc, at, 0);
+    add_values<kUsed, 1, false, T>(a, chunk, seen, nullptr, weights, fades, acc, at, 0);
   }
   if (const int part = static_cast<int>(a.head_dim - at)) {
-    add_values<kUsed, 1, T>(a, chunk, next(), weights, fades, acc, at, part);
+    add_values<kUsed, 1, false, T>(a, chunk, seen, nullptr, weights, fades, acc, at, part);
   }
 }
 
-// One chunk for `kUsed` query vectors, the first of which is vector `first` of the job.
+// What a job's query vectors share: themselves, times the scale, and the present chunk's keys.
+struct Inputs {
+  float* q;       // [vectors, padded H]
+  float* turned;  // [padded H, kChunk]
+};
+
+// The keys of a chunk that a job's query vector sees.
+Keys seen_by(const Attention& a, const AttentionJob& job, const Chunk& chunk, int64_t vector) {
+  const int64_t position = job.first_position + (job.is_prefix ? 0 : vector / a.group);
+  const int64_t oldest = position - a.window + 1 - chunk.base, newest = position - chunk.base;
+  return {oldest > chunk.low ? oldest : chunk.low, newest < chunk.high ? newest + 1 : chunk.high};
+}
+
+// One chunk for `kUsed` query vectors, the first of which is vector `first` of the job. The keys of
+// `ahead`, where there is one, are asked for.
 template <int kUsed, class T>
-JAXPAGE_INLINE void add_chunk(const Attention& a, const AttentionJob& job, const Chunk& chunk,
-                              const Chunk* next, int64_t first, const float* q, float* scores,
-                              State state) {
+void add_chunk(const Attention& a, const AttentionJob& job, const Chunk& chunk, const Chunk* ahead,
+               int64_t first, const Inputs& in, State state) {
   const int64_t padded = padded_dim(a.head_dim);
-  const Ahead ahead{first == 0, first == 0 ? next : nullptr};
-  scores += first * kChunk;
-  score_tile<kUsed, T>(a, chunk, ahead, q + first * padded, scores);
-  float fades[kUsed];
-  for (int c = 0; c < kUsed; ++c) {
-    const int64_t position = job.first_position + (job.is_prefix ? 0 : (first + c) / a.group);
-    const int64_t oldest = position - a.window + 1 - chunk.base, newest = position - chunk.base;
-    const int64_t low = oldest > chunk.low ? oldest < kChunk ? oldest : kChunk : chunk.low;
-    const int64_t high = newest < chunk.high ? newest < 0 ? 0 : newest + 1 : chunk.high;
-    fades[c] = weigh(scores + c * kChunk, low, high, state.top[first + c], state.total[first + c]);
+  const float* q = in.q + first * padded;
+  float* acc = state.acc + first * padded;
+  const Keys oldest = seen_by(a, job, chunk, first);
+  const Keys newest = seen_by(a, job, chunk, first + kUsed - 1);
+  const Keys seen{oldest.low, newest.high};
+  if (seen.low < seen.high) {
+    alignas(64) float scores[kUsed * kChunk];
+    if (job.num_tokens * a.group <= kQueries) {
+      score_few<kUsed, T>(a, chunk, seen, q, scores);
+    } else {
+      score_many<kUsed>(a, seen, in.turned, q, scores);
+    }
+    for (int c = 0; c < kUsed; ++c) {
+      const Keys here = seen_by(a, job, chunk, first + c);
+      if (here.low > 0 || here.high < kChunk) mask(scores + c * kChunk, here);
+    }
+    float fades[kUsed];
+    weigh<kUsed>(scores, state.top + first, state.total + first, fades);
+    if (ahead) {
+      add_head<kUsed, true, T>(a, chunk, seen, ahead, scores, fades, acc);
+    } else {
+      add_head<kUsed, false, T>(a, chunk, seen, nullptr, scores, fades, acc);
+    }
   }
-  add_head<kUsed, T>(a, chunk, ahead, scores, fades, state.acc + first * padded);
+  if (ahead) ask_rest<T>(a, seen, *ahead);
 }
 
 void clear(State state, int64_t vectors, int64_t padded) {
@@ -186,30 +123,17 @@ void clear(State state, int64_t vectors, int64_t padded) {
   for (int64_t i = 0; i < vectors; ++i) state.top[i] = kNothing, state.total[i] = 0;
 }
 
-// Positions of the keys that a job's queries see.
-struct Seen {
-  int64_t start, end;
-};
-
-Seen seen_by(const Attention& a, const AttentionJob& job) {
-  const int64_t oldest = job.first_position - a.window + 1;
-  return {oldest > 0 ? oldest : 0, job.first_position + (job.is_prefix ? 0 : job.num_tokens)};
-}
-
-// Adds a chunk to a state, for all query vectors of a job.
-template <class T>
+// Adds a chunk to a state, for query vectors `first` .. `last` - 1 of a job.
+template <int kUsed, class T>
 void add_chunk_to_all(const Attention& a, const AttentionJob& job, const Chunk& chunk,
-                      const Chunk* next, const float* q, float* scores, State state) {
-  const int64_t vectors = job.num_tokens * a.group;
-  int64_t first = 0;
-  for (; first + kColumns <= vectors; first += kColumns) {
-    add_chunk<kColumns, T>(a, job, chunk, next, first, q, scores, state);
+                      const Chunk* ahead, int64_t first, int64_t last, const Inputs& in,
+                      State state) {
+  for (; first + kUsed <= last; first += kUsed) {
+    add_chunk<kUsed, T>(a, job, chunk, ahead, first, in, state);
+    ahead = nullptr;
   }
-  const int64_t left = vectors - first;
-  if (left == 1) add_chunk<1, T>(a, job, chunk, next, first, q, scores, state);
-  if constexpr (kColumns > 2) {
-    if (left == 2) add_chunk<2, T>(a, job, chunk, next, first, q, scores, state);
-    if (left == 3) add_chunk<3, T>(a, job, chunk, next, first, q, scores, state);
+  if constexpr (kUsed > 1) {
+    if (first < last) add_chunk_to_all<kUsed - 1, T>(a, job, chunk, ahead, first, last, in, state);
   }
 }
 
@@ -231,9 +155,10 @@ void write_out(const Attention& a, const AttentionJob& job, State state) {
   const int64_t padded = padded_dim(a.head_dim), num_heads = a.num_kv_heads * a.group;
   for (int64_t v = 0; v < job.num_tokens * a.group; ++v) {
     const int64_t token = job.tokens[v / a.group], head = job.kv_head * a.group + v % a.group;
-    float* out = a.out + (token * num_heads + head) * a.head_dim;
+    const float* __restrict acc = state.acc + v * padded;
+    float* __restrict out = a.out + (token * num_heads + head) * a.head_dim;
     const float total = state.total[v] > kTiny ? state.total[v] : kTiny;  // of nothing: 0 / tiny
-    for (int64_t i = 0; i < a.head_dim; ++i) out[i] = state.acc[v * padded + i] / total;
+    for (int64_t i = 0; i < a.head_dim; ++i) out[i] = acc[i] / total;
   }
 }
 
@@ -258,39 +183,45 @@ void move_begun(const Attention& a, const AttentionJob& job, State state, State 
   }
 }
 
-template <class T>
-void attend_typed(const Attention& a, const AttentionJob& job, float* scratch) {
+void scale_queries(const Attention& a, const AttentionJob& job, float* q) {
   const int64_t padded = padded_dim(a.head_dim), num_heads = a.num_kv_heads * a.group;
-  const int64_t vectors = job.num_tokens * a.group;
-  float* q = scratch;
-  for (int64_t v = 0; v < vectors; ++v) {
+  for (int64_t v = 0; v < job.num_tokens * a.group; ++v) {
     const int64_t token = job.tokens[v / a.group], head = job.kv_head * a.group + v % a.group;
-    const float* from = a.q + (token * num_heads + head) * a.head_dim;
-    for (int64_t i = 0; i < a.head_dim; ++i) q[v * padded + i] = from[i] * a.scale;
+    const float* __restrict from = a.q + (token * num_heads + head) * a.head_dim;
+    float* __restrict to = q + v * padded;
+    for (int64_t i = 0; i < a.head_dim; ++i) to[i] = from[i] * a.scale;
   }
-  float* scores = q + vectors * padded;
-  float* states = scores + vectors * kChunk;
+}
+
+// The next address that a vector may be loaded from in one go.
+float* align(float* at) {
+  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(at) + 63) / 64 * 64);
+}
+
+template <class T>
+void attend_typed(const Attention& a, const AttentionJob& job, const AttentionJob* next_job,
+                  float* scratch) {
+  const int64_t padded = padded_dim(a.head_dim), vectors = job.num_tokens * a.group;
+  const Inputs in{align(scratch), align(scratch) + vectors * padded};
+  scale_queries(a, job, in.q);
+  float* states = in.turned + padded * kChunk;
   State state(job.partial ? job.partial : states, vectors, padded);
-  State more(states + state_floats(vectors, a.head_dim), vectors, padded);
-  if (job.begun && !job.is_prefix) move_begun<false>(a, job, state, more);
-  bool is_empty = !job.begun || job.is_prefix || job.first_chunk < kChunks;
-  const Seen seen = seen_by(a, job);
-  // Partitions begin with chunks that a window may hide wholly: those add nothing.
-  auto is_seen = [&](int64_t index) { return (index + 1) * kChunk > seen.start; };
-  Chunk chunks[2];
-  for (int64_t index = job.first_chunk; index < job.last_chunk; ++index) {
+  State more(align(states + state_floats(vectors, a.head_dim)), vectors, padded);
+  const bool goes_on = job.begun && !job.is_prefix;
+  goes_on ? move_begun<false>(a, job, state, more) : clear(more, vectors, padded);
+  bool is_empty = !goes_on || job.first_chunk < kChunks;
+  int64_t index = first_seen(a, job);
+  Chunk chunk = locate(a, job, index), ahead = chunk;
+  for (; index < job.last_chunk; chunk = ahead, ++index) {
     if (index % kChunks == 0) clear(more, vectors, padded);
-    if (is_seen(index)) {
-      Chunk& chunk = chunks[index % 2];
-      Chunk& next = chunks[(index + 1) % 2];
-      const bool is_first = index == job.first_chunk || !is_seen(index - 1);
-      if (is_first) chunk = locate<T>(a, job, index * kChunk, seen.start, seen.end);
-      const bool is_last = index + 1 == job.last_chunk;
-      if (!is_last) next = locate<T>(a, job, (index + 1) * kChunk, seen.start, seen.end);
-      add_chunk_to_all<T>(a, job, chunk, is_last ? nullptr : &next, q, scores, more);
-    }
+    const bool is_last = index + 1 == job.last_chunk;
+    if (!is_last) ahead = locate(a, job, index + 1);
+    if (is_last && next_job) ahead = locate(a, *next_job, first_seen(a, *next_job));
+    const Chunk* asked = is_last && !next_job ? nullptr : &ahead;
+    if (vectors > kQueries) turn_keys<T>(a, chunk, in.turned);
+    add_chunk_to_all<kQueries, T>(a, job, chunk, asked, 0, vectors, in, more);
     const bool is_whole = (index + 1) % kChunks == 0;
-    if (!is_whole && (job.is_prefix || index + 1 < job.last_chunk)) continue;
+    if (!is_whole && (job.is_prefix || !is_last)) continue;
     if (is_empty) {
       __builtin_memcpy(state.acc, more.acc, state_floats(vectors, a.head_dim) * sizeof(float));
     } else {
@@ -309,8 +240,9 @@ void attend_typed(const Attention& a, const AttentionJob& job, float* scratch) {
 
 namespace jaxpage::JAXPAGE_SET {
 
-void attend(const Attention& a, bool is_bfloat16, const AttentionJob& job, float* scratch) {
-  is_bfloat16 ? attend_typed<BFloat16>(a, job, scratch) : attend_typed<float>(a, job, scratch);
+void attend(const Attention& a, bool is_bfloat16, const AttentionJob& job, const AttentionJob* next,
+            float* scratch) {
+  (is_bfloat16 ? attend_typed<BFloat16> : attend_typed<float>)(a, job, next, scratch);
 }
 
 void merge(const Attention& a, const AttentionJob& job, const float* partials, float* scratch) {

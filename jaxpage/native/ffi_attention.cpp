@@ -82,8 +82,9 @@ void run_jobs(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
               const std::vector<AttentionJob>& jobs) {
   const int64_t floats = scratch_floats(most_vectors(a, jobs), a.head_dim);
   const Numbers scratch(new float[num_workers(pool) * floats]);
-  parallel_for(pool, jobs.size(), [&](int64_t job, int64_t worker, bool) {
-    kernels().attend(a, is_bfloat16, jobs[job], scratch.get() + worker * floats);
+  parallel_for(pool, jobs.size(), [&](int64_t job, int64_t worker, bool is_next_mine) {
+    const AttentionJob* next = is_next_mine ? &jobs[job + 1] : nullptr;
+    kernels().attend(a, is_bfloat16, jobs[job], next, scratch.get() + worker * floats);
   });
 }
 
@@ -120,11 +121,19 @@ void run_split(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
   }
 }
 
+// Tokens of each of `count` rows' tiles over one prefix: full tiles, or less where it takes more of
+// them to give every thread as much to do.
+int64_t tile_tokens(const Attention& a, int64_t count, int64_t workers) {
+  const int64_t most = a.group < kMostVectors ? kMostVectors / a.group : 1;
+  int64_t tiles = (count + most - 1) / most;
+  while (a.num_kv_heads * tiles % workers && a.num_kv_heads * tiles < 4 * workers) ++tiles;
+  return (count + tiles - 1) / tiles;
+}
+
 // Leading blocks that rows share are read once for all of them; each row then goes on from there.
 void run_shared(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
                 std::vector<AttentionJob>& jobs, const std::vector<SharedPrefix>& prefixes) {
   const int64_t num_heads = a.num_kv_heads;
-  const int64_t tile = a.group < kMostVectors ? kMostVectors / a.group : 1;
   std::vector<int32_t> tokens;
   for (const auto& prefix : prefixes) {
     for (const int64_t index : prefix.jobs) tokens.push_back(jobs[index].tokens[0]);
@@ -135,6 +144,7 @@ void run_shared(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
   const int32_t* own = tokens.data();
   for (const auto& prefix : prefixes) {
     const int64_t count = prefix.jobs.size(), row = jobs[prefix.jobs[0]].row;
+    const int64_t tile = tile_tokens(a, count, num_workers(pool));
     for (int64_t first = 0; first < count; first += tile) {
       for (int64_t head = 0; head < num_heads; ++head) {
         shared.push_back({row, head, own + first, prefix.num_chunks * kChunk,

@@ -74,7 +74,7 @@ inline int64_t state_floats(int64_t vectors, int64_t head_dim) {
   return vectors * (padded_dim(head_dim) + 2);
 }
 inline int64_t scratch_floats(int64_t vectors, int64_t head_dim) {
-  return vectors * (padded_dim(head_dim) + kChunk) + 2 * state_floats(vectors, head_dim) + 16;
+  return (vectors + kChunk) * padded_dim(head_dim) + 2 * state_floats(vectors, head_dim) + 48;
 }
 
 // What a job leaves for another to go on from: for each of its tokens the sum of the partitions
@@ -98,7 +98,9 @@ struct Kernels {
   void (*gate)(const Gate&, int64_t first, int64_t last);    // rows
   void (*rotate)(const Rotation&, int64_t first, int64_t last);  // tokens
   void (*summarise)(const Logits&, int64_t first, int64_t last);  // rows
-  void (*attend)(const Attention&, bool is_bfloat16, const AttentionJob&, float* scratch);
+  // `next` or nullptr: what the same thread will most likely do next, to read ahead.
+  void (*attend)(const Attention&, bool is_bfloat16, const AttentionJob&, const AttentionJob* next,
+                 float* scratch);
   // The states of a job's partitions, one after the other, as the job's rows of out.
   void (*merge)(const Attention&, const AttentionJob&, const float* partials, float* scratch);
 };
@@ -116,7 +118,7 @@ const Kernels& kernels();
   void gate(const Gate&, int64_t, int64_t);                                                   \
   void rotate(const Rotation&, int64_t, int64_t);                                             \
   void summarise(const Logits&, int64_t, int64_t);                                            \
-  void attend(const Attention&, bool, const AttentionJob&, float*);                           \
+  void attend(const Attention&, bool, const AttentionJob&, const AttentionJob*, float*);      \
   void merge(const Attention&, const AttentionJob&, const float*, float*);                    \
   inline constexpr Kernels kKernels = {product,   norm,   gate, rotate,                       \
                                        summarise, attend, merge};                             \

@@ -12,18 +12,18 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
-constexpr int kColumns = 4;  // 4 x 4 or 8 x 2 accumulators of 32 registers
-constexpr int kPanel = 8;
+constexpr int kPanel = 8;  // 8 x 2 accumulators of 32 registers
+constexpr int kWide = 4;   // kQueries x 4
 #elif defined(__AVX2__)
 constexpr int kLanes = 8;
-constexpr int kColumns = 2;  // 4 x 2 of 16 registers
-constexpr int kPanel = 4;
+constexpr int kPanel = 4;  // 4 x 2 of 16 registers
+constexpr int kWide = 2;   // kQueries x 2
 #else
 constexpr int kLanes = 4;
-constexpr int kColumns = 4;
 constexpr int kPanel = 8;
+constexpr int kWide = 2;
 #endif
-constexpr int kKeys = 4;  // of a tile of scores: kKeys keys x kColumns queries
+constexpr int kQueries = 6;  // of a tile of attention: kQueries query vectors x kWide vectors
 constexpr int kPair = 2;  // of a tile of a product: kPanel outputs x kPair rows
 
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
@@ -45,7 +45,7 @@ JAXPAGE_INLINE void hold(Vec& value) {
 #endif
 }
 
-JAXPAGE_INLINE Vec splat(float value) { return Vec{} + value; }
+JAXPAGE_INLINE Vec splat(float value) { return value - Vec{}; }  // + would cost an addition: -0
 
 JAXPAGE_INLINE Vec load(const float* from) {
   Vec value;
@@ -124,15 +124,76 @@ JAXPAGE_INLINE float sum_of(Vec v) {
   return lanes[0];
 }
 
-JAXPAGE_INLINE float max_of(Vec v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int half = kLanes / 2; half; half /= 2) {
-    for (int i = 0; i < half; ++i) {
-      lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-    }
+// Lanes whose numbers differ by kDistance, exchanged.
+template <int kDistance, int... kLane>
+JAXPAGE_INLINE Vec exchange(Vec v, std::integer_sequence<int, kLane...>) {
+  return shuffle(v, v, std::integer_sequence<int, (kLane ^ kDistance)...>{});
+}
+
+// The largest lane, in every lane.
+template <int kDistance = kLanes / 2>
+JAXPAGE_INLINE Vec spread_max(Vec v) {
+  if constexpr (kDistance == 0) {
+    return v;
+  } else {
+    constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
+    return spread_max<kDistance / 2>(larger(exchange<kDistance>(v, lanes), v));
   }
-  return lanes[0];
+}
+
+JAXPAGE_INLINE float max_of(Vec v) { return spread_max(v)[0]; }
+
+// The sum of all lanes, in every lane.
+template <int kDistance = kLanes / 2>
+JAXPAGE_INLINE Vec spread_sum(Vec v) {
+  if constexpr (kDistance == 0) {
+    return v;
+  } else {
+    constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
+    return spread_sum<kDistance / 2>(v + exchange<kDistance>(v, lanes));
+  }
+}
+
+// In each quarter (four lanes) for itself: kSize lanes of a and as many of b in turns, from the
+// quarter's lower half, or its upper.
+template <int kSize, int kUpper, int... kLane>
+JAXPAGE_INLINE Vec zip(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
+  return shuffle(a, b,
+                 std::integer_sequence<int, kLane / 4 * 4 + kUpper * 2 +
+                                                kLane % 4 / (2 * kSize) * kSize + kLane % kSize +
+                                                kLane / kSize % 2 * kLanes...>{});
+}
+
+// Of each pair of blocks of kSide lanes the lower, or the upper: those of a, and of b beside them.
+template <int kSide, int kUpper, int... kLane>
+JAXPAGE_INLINE Vec cross(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
+  return shuffle(a, b, std::integer_sequence<int, (kLane & ~kSide) + kUpper * kSide +
+                                                      (kLane & kSide ? kLanes : 0)...>{});
+}
+
+// Blocks of kSide x kSide: those beside the diagonal change places.
+template <int kSide>
+JAXPAGE_INLINE void cross_rows(Vec* rows) {
+  constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
+  for (int i = 0; i < kLanes; ++i) {
+    if (i & kSide) continue;
+    const Vec a = rows[i], b = rows[i + kSide];
+    rows[i] = cross<kSide, 0>(a, b, lanes);
+    rows[i + kSide] = cross<kSide, 1>(a, b, lanes);
+  }
+}
+
+// kLanes rows to columns: blocks of 4 x 4 inside, then blocks of them.
+JAXPAGE_INLINE void transpose(Vec* rows) {
+  constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
+  for (Vec* four = rows; four < rows + kLanes; four += 4) {
+    const Vec ab = zip<1, 0>(four[0], four[1], lanes), ab_up = zip<1, 1>(four[0], four[1], lanes);
+    const Vec cd = zip<1, 0>(four[2], four[3], lanes), cd_up = zip<1, 1>(four[2], four[3], lanes);
+    four[0] = zip<2, 0>(ab, cd, lanes), four[1] = zip<2, 1>(ab, cd, lanes);
+    four[2] = zip<2, 0>(ab_up, cd_up, lanes), four[3] = zip<2, 1>(ab_up, cd_up, lanes);
+  }
+  if constexpr (kLanes > 4) cross_rows<4>(rows);
+  if constexpr (kLanes > 8) cross_rows<8>(rows);
 }
 
 // e to the x for x <= 0, to about one unit in the last place; 0 below -87, NaN stays NaN.
