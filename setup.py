@@ -58,7 +58,7 @@ def _header_directory() -> str:
 KERNELS = Extension(
     "jaxpage.native._kernels",
     sources=[str(HERE / name) for name in (*CALLS, *SOURCES)],
-    depends=[str(HERE / name) for name in ("kernels.h", "parallel.h", "prefixes.h", "simd.h")],
+    depends=[str(path) for path in sorted(HERE.glob("*.h"))],
     optional=True,  # where it does not compile, the package is pure Python
 )
 

@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass
 
 from benchmarks.report import Spread, first_line, save
 from jaxpage import CacheConfig, EngineConfig, LLMEngine, ModelConfig, SamplingParams
-from jaxpage.engine.batch import Ladders, StepInputBuilder
+from jaxpage.engine.batch import StepInputBuilder
+from jaxpage.engine.ladders import Ladders
 from jaxpage.engine.requests import RequestFactory
 from jaxpage.host.plan import Request, StepPlan, StepResult
 from jaxpage.host.scheduler import Scheduler

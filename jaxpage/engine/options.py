@@ -10,7 +10,7 @@ import jax
 
 from jaxpage import native
 from jaxpage.config import DTYPES, DType, EngineConfig, ModelConfig
-from jaxpage.engine.batch import SMALLEST_PREFILL_TOKENS
+from jaxpage.engine.ladders import SMALLEST_PREFILL_TOKENS
 from jaxpage.errors import ConfigError
 from jaxpage.later import comes_later
 from jaxpage.sampling_params import MAX_SEED

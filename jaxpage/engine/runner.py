@@ -23,9 +23,10 @@ from jaxpage.device.attention import make_attention
 from jaxpage.device.kv_cache import init_cache
 from jaxpage.device.sampling import summarise
 from jaxpage.device.types import DrawInput, SamplingInput, StepShape, unpack
-from jaxpage.engine.batch import Ladders, StepInputBuilder, draw_rows, prompt_targets, to_result
+from jaxpage.engine.batch import StepInputBuilder, draw_rows, prompt_targets, to_result
 from jaxpage.engine.block_moves import BlockMover
 from jaxpage.engine.huge_pages import use_huge_pages
+from jaxpage.engine.ladders import Ladders
 from jaxpage.engine.programs import Programs, Report, places_read, shape_tree
 from jaxpage.engine.sampling_batch import SamplingBuilder
 from jaxpage.errors import ConfigError

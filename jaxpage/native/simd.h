@@ -217,7 +217,8 @@ JAXPAGE_INLINE Vec exp_negative(Vec x) {
 }
 
 // Dot products of kHigh rows of a with kUsed rows of b over entries from .. to - 1, added to
-// sums[row of b][row of a]. One accumulator a dot product: the order of addition is the same in any tile.
+// sums[row of b][row of a]. One accumulator a dot product: the order of addition is the same in any
+// tile.
 template <int kHigh, int kUsed, class A, class Step>
 JAXPAGE_INLINE void dot_tile(const A* const* a, const float* const* b, int64_t from, int64_t to,
                              Vec (*sums)[kHigh], Step step) {

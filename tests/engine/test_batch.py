@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.device.types import unpack
-from jaxpage.engine.batch import Ladders, StepInputBuilder
+from jaxpage.engine.batch import StepInputBuilder
+from jaxpage.engine.ladders import Ladders
 from jaxpage.host.plan import Draw, PlannedRow, StepPlan
 from jaxpage.sampling_params import SamplingParams
 

@@ -1,3 +1,5 @@
+"""Where pages lie around arrays, and that moving them changes nothing."""
+
 from __future__ import annotations
 
 import sys
