@@ -24,9 +24,7 @@ class Ladders:
     prefill_rows: int
     table_width: int
     mixed_rows: Ladder
-    """Decode rows of a mixed step: two rungs, as they multiply the next ladder."""
-    mixed_tokens: Ladder
-    """Its prefill tokens: every other rung of prefill."""
+    """Decode rows of a mixed step: two rungs, as they multiply those of prefill."""
     has_groups: bool = False
     """Whether decode steps also come in a form that reads shared leading blocks once."""
 
@@ -34,14 +32,12 @@ class Ladders:
     def of(cls, config: EngineConfig, cache: CacheConfig) -> Ladders:
         tokens = config.max_num_batched_tokens
         rows = config.max_num_seqs
-        prefill = Ladder.doubling(min(SMALLEST_PREFILL_TOKENS, tokens), tokens)
         return cls(
             decode_rows=Ladder.doubling(1, rows),
-            prefill_tokens=prefill,
+            prefill_tokens=Ladder.doubling(min(SMALLEST_PREFILL_TOKENS, tokens), tokens),
             prefill_rows=config.max_prefill_rows,
             table_width=cache.blocks_for(config.max_model_len),
             mixed_rows=Ladder(tuple(sorted({min(FEW_DECODE_ROWS, rows), rows}))),
-            mixed_tokens=Ladder(tuple(sorted({*prefill.sizes[::2], tokens}))),
             has_groups=config.shared_prefix_decode and config.attention in ("xla", "pallas"),
         )
 
@@ -57,7 +53,7 @@ class Ladders:
     def mixed(self, num_decode_rows: int, num_prefill_tokens: int) -> StepShape:
         decodes = self.mixed_rows.fit(num_decode_rows)
         rows = decodes + self.prefill_rows
-        tokens = decodes + self.mixed_tokens.fit(num_prefill_tokens)
+        tokens = decodes + self.prefill_tokens.fit(num_prefill_tokens)
         return StepShape(tokens, rows, self.table_width, rows, num_decode_rows=decodes)
 
     def shape_of(self, plan: StepPlan) -> StepShape:
@@ -90,7 +86,7 @@ class Ladders:
             *(
                 self.mixed(rows, tokens)
                 for rows in self.mixed_rows.sizes
-                for tokens in self.mixed_tokens.sizes
+                for tokens in self.prefill_tokens.sizes
             ),
         )
 

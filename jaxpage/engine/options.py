@@ -21,7 +21,7 @@ MOST = 2**31 - 1
 """Most of anything that the device counts: its integers have 32 bits."""
 MOST_ROWS = 2**16
 """Most sequences of a step, far more than any device decodes at once."""
-MOST_PREFILL_ROWS = 8
+MOST_PREFILL_ROWS = 16
 """Prefill pads to its rows in every program, so few; short prompts beyond it take another step."""
 
 
