@@ -17,6 +17,8 @@ import time
 from itertools import product
 from typing import Any
 
+import jax.numpy as jnp
+
 from benchmarks.ablation import PARTS, Bench, step_costs
 from benchmarks.floors import matmul_weights, measure_floors
 from benchmarks.picture import Axes, Series, line_chart
@@ -50,7 +52,7 @@ def main() -> None:
     bench = Bench(config, params, args.attention, args.ops)
     floors = measure_floors(quick=args.quick)
     here = this_machine(floors)
-    shape = shape_of(config)
+    shape, itemsize = shape_of(config), jnp.dtype(config.dtype).itemsize
     cells: list[dict[str, Any]] = []
     for rows in batches:
         fitting = [c for c in contexts if c * rows <= MOST_TOKENS]
@@ -59,8 +61,9 @@ def main() -> None:
             parts["host"] = host_ms
             cell = {"rows": rows, "context": context, "ms": parts}
             cell["attention_share"] = parts["attention"] / parts["step"]
-            cell["predicted_share"] = attention_share(here, shape, rows, context)
-            cell["floor_ms"] = 1e3 * sum(part_seconds(here, shape, rows, context, itemsize=4))
+            attention, products = part_seconds(here, shape, rows, context, itemsize=itemsize)
+            cell["predicted_share"] = attention / (attention + products)
+            cell["floor_ms"] = 1e3 * (attention + products)
             cells.append(cell)
             print(f"{rows} rows at {context}: {parts['step']:.1f} ms", flush=True)
     record = {
@@ -132,12 +135,6 @@ def part_seconds(
     weights = shape.parameters * itemsize
     products = max(weights / card.bytes_per_s, 2 * shape.parameters * rows / card.flops_per_s)
     return attention, products
-
-
-def attention_share(card: Card, shape: Shape, rows: int, context: int) -> float:
-    """Of a step's time, float32 here as the measured model's."""
-    attention, products = part_seconds(card, shape, rows, context, itemsize=4)
-    return attention / (attention + products)
 
 
 def modelled() -> list[dict[str, Any]]:

@@ -75,7 +75,7 @@ def sample(
 
     largest, normaliser = summarise(logits)
     if edited is not logits:
-        largest, _ = summarise(edited)
+        largest, _ = summarise(edited)  # whose sum a kernel computes for nothing
     top_logits, top_ids = lax.top_k(logits, min(num_top, logits.shape[1]))
     greedy = Drawn(
         token_ids=largest,

@@ -155,7 +155,7 @@ def to_result(
 ) -> StepResult:
     """The host twin of a fetched StepOutput, real draws only; `drawn` is as `pack_draws` makes it.
 
-    None: nothing was drawn, as in a step that holds only beginnings of prompts.
+    Without `drawn` nothing was, as in a step that holds only beginnings of prompts.
     """
     draws = plan.draws
     prompt_logprobs = () if scored is None else _scored_prompts(plan, shape, scored)

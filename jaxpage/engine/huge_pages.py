@@ -25,14 +25,20 @@ def use_huge_pages(tree: Any) -> Thread | None:
 
     It copies about 1 GB a second, in a thread of its own: what is computed meanwhile is right.
     """
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.nbytes >= PAGE_BYTES]
-    on_cpu = all(device.platform == "cpu" for leaf in leaves for device in leaf.devices())
-    if sys.platform != "linux" or not leaves or not on_cpu:
+    leaves = [
+        leaf for leaf in jax.tree.leaves(tree) if leaf.nbytes >= PAGE_BYTES and _is_here(leaf)
+    ]
+    if sys.platform != "linux" or not leaves:
         return None
     spans = _whole_pages((leaf.unsafe_buffer_pointer(), leaf.nbytes) for leaf in leaves)
     thread = Thread(target=_collapse, args=(spans,), name="jaxpage-huge-pages", daemon=True)
     thread.start()
     return thread
+
+
+def _is_here(array: jax.Array) -> bool:
+    """Whether the array is one piece of the host's memory."""
+    return [device.platform for device in array.devices()] == ["cpu"]
 
 
 def _whole_pages(buffers: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -32,9 +32,11 @@ class Ladders:
     def of(cls, config: EngineConfig, cache: CacheConfig) -> Ladders:
         tokens = config.max_num_batched_tokens
         rows = config.max_num_seqs
+        prefill = Ladder.doubling(min(SMALLEST_PREFILL_TOKENS, tokens), tokens)
+        assert config.max_prefill_rows < max(2, prefill.sizes[0]), "would be taken for decode"
         return cls(
             decode_rows=Ladder.doubling(1, rows),
-            prefill_tokens=Ladder.doubling(min(SMALLEST_PREFILL_TOKENS, tokens), tokens),
+            prefill_tokens=prefill,
             prefill_rows=config.max_prefill_rows,
             table_width=cache.blocks_for(config.max_model_len),
             mixed_rows=Ladder(tuple(sorted({min(FEW_DECODE_ROWS, rows), rows}))),
@@ -48,7 +50,8 @@ class Ladders:
 
     def prefill(self, num_tokens: int) -> StepShape:
         tokens = self.prefill_tokens.fit(num_tokens)
-        return StepShape(tokens, self.prefill_rows, self.table_width, self.prefill_rows)
+        draws = self.decode_rows.fit(self.prefill_rows)  # so that decode's samplers serve
+        return StepShape(tokens, self.prefill_rows, self.table_width, draws)
 
     def mixed(self, num_decode_rows: int, num_prefill_tokens: int) -> StepShape:
         decodes = self.mixed_rows.fit(num_decode_rows)

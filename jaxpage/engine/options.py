@@ -21,8 +21,8 @@ MOST = 2**31 - 1
 """Most of anything that the device counts: its integers have 32 bits."""
 MOST_ROWS = 2**16
 """Most sequences of a step, far more than any device decodes at once."""
-MOST_PREFILL_ROWS = 16
-"""Prefill pads to its rows in every program, so few; short prompts beyond it take another step."""
+MOST_PREFILL_ROWS = SMALLEST_PREFILL_TOKENS - 1
+"""Prompts of a step; those beyond it take another one. As many rows as tokens mean decode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class Options:
             max_model_len=longest,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
-            # fewer rows than tokens: as many rows as tokens means decode to the device
+            # fewer rows than the fewest tokens that a prefill is padded to
             max_prefill_rows=max(1, min(MOST_PREFILL_ROWS, self.max_num_seqs, fewest_tokens - 1)),
             attention=self.attention_backend(),
             enable_prefix_caching=self.enable_prefix_caching,

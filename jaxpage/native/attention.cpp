@@ -18,7 +18,8 @@ struct State {
       : acc(at), top(at + vectors * padded), total(top + vectors) {}
 };
 
-// acc = acc * fade + weights . V for `kUsed` queries and `kVecs` vectors of the head, from `at` on.
+// acc = acc * fade + weights . V over the keys `seen`, for `kUsed` queries and `kVecs` vectors of the
+// head, from `at` on. With kAsks the keys of `ahead` are asked for meanwhile.
 template <int kUsed, int kVecs, bool kAsks, class T>
 JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, Keys seen,
                                const Chunk* ahead, const float* weights, const float* fades,
@@ -57,7 +58,7 @@ JAXPAGE_INLINE void add_head(const Attention& a, const Chunk& chunk, Keys seen,
                              float* acc) {
   const int64_t whole = a.head_dim / kLanes * kLanes;
   int64_t at = 0;
-  if (kAsks && whole >= kWide * kLanes) {  // asks once
+  if (kAsks) {  // once
     add_values<kUsed, kWide, true, T>(a, chunk, seen, ahead, weights, fades, acc, at, 0);
     at += kWide * kLanes;
   }
@@ -96,6 +97,7 @@ void add_chunk(const Attention& a, const AttentionJob& job, const Chunk& chunk, 
   const Keys oldest = seen_by(a, job, chunk, first);
   const Keys newest = seen_by(a, job, chunk, first + kUsed - 1);
   const Keys seen{oldest.low, newest.high};
+  const bool asks = ahead && seen.low < seen.high && a.head_dim >= kWide * kLanes;
   if (seen.low < seen.high) {
     alignas(64) float scores[kUsed * kChunk];
     if (job.num_tokens * a.group <= kQueries) {
@@ -109,13 +111,13 @@ void add_chunk(const Attention& a, const AttentionJob& job, const Chunk& chunk, 
     }
     float fades[kUsed];
     weigh<kUsed>(scores, state.top + first, state.total + first, fades);
-    if (ahead) {
+    if (asks) {
       add_head<kUsed, true, T>(a, chunk, seen, ahead, scores, fades, acc);
     } else {
       add_head<kUsed, false, T>(a, chunk, seen, nullptr, scores, fades, acc);
     }
   }
-  if (ahead) ask_rest<T>(a, seen, *ahead);
+  if (ahead) ask_rest<T>(a, asks ? seen : Keys{0, 0}, *ahead);
 }
 
 void clear(State state, int64_t vectors, int64_t padded) {

@@ -12,7 +12,7 @@ using namespace jaxpage;
 
 constexpr float kMasked = -1e30f;  // -inf minus -inf would be NaN
 constexpr float kNothing = kMasked / 2;  // top score of no keys: masked keys weigh 0 beside it
-constexpr int64_t kTurned = kLanes * kWide / 2;  // keys that are turned, and scored, at a time
+constexpr int64_t kTurned = kLanes * kWide / 2;  // keys are turned and scored in multiples of it
 
 // Keys `low` .. `high` - 1 of a chunk.
 struct Keys {
@@ -23,7 +23,7 @@ struct Keys {
 struct Chunk {
   int64_t base, low, high;
   int64_t offsets[kChunk];
-  int64_t first() const { return low / kTurned * kTurned; }
+  int64_t first_turned() const { return low / kTurned * kTurned; }
 };
 
 // Position of the oldest key that any query of a job sees, and the chunk that it is in. Partitions
@@ -57,7 +57,7 @@ inline Chunk locate(const Attention& a, const AttentionJob& job, int64_t index_o
   }
   // What is turned reaches beyond the live keys: there it reads a live one, which is masked.
   const int64_t live = chunk.offsets[chunk.low];
-  for (int64_t t = chunk.first(); t < chunk.low; ++t) chunk.offsets[t] = live;
+  for (int64_t t = chunk.first_turned(); t < chunk.low; ++t) chunk.offsets[t] = live;
   for (int64_t t = chunk.high; t % kTurned; ++t) chunk.offsets[t] = live;
   return chunk;
 }
@@ -103,7 +103,7 @@ JAXPAGE_INLINE void for_columns(const Attention& a, const Chunk& chunk, int64_t 
 // The chunk's keys as columns, turned[entry of the head][key].
 template <class T>
 JAXPAGE_INLINE void turn_keys(const Attention& a, const Chunk& chunk, float* turned) {
-  for (int64_t t = chunk.first(); t < chunk.high || t % kTurned; t += kLanes) {
+  for (int64_t t = chunk.first_turned(); t < chunk.high || t % kTurned; t += kLanes) {
     for_columns<T>(a, chunk, t, [&](int64_t d, const Vec* columns, int count) {
 #pragma GCC unroll 16  // columns stay in registers
       for (int i = 0; i < count; ++i) store(turned + (d + i) * kChunk + t, columns[i]);
@@ -181,7 +181,7 @@ JAXPAGE_INLINE void weigh(float* scores, float* tops, float* totals, float* fade
     Vec best = splat(tops[c]);
     for (int i = 0; i < kChunk; i += kLanes) best = larger(load(scores + c * kChunk + i), best);
     before[c] = tops[c];
-    tops[c] = raised[c] = spread_max(best)[0];
+    tops[c] = raised[c] = max_of(best);
   }
   for (int i = 0; i < kSome; i += kLanes) {
     store(faded + i, exp_negative(load(before + i) - load(raised + i)));
@@ -194,7 +194,7 @@ JAXPAGE_INLINE void weigh(float* scores, float* tops, float* totals, float* fade
       store(scores + i, weight);
     }
     fades[c] = faded[c];
-    totals[c] = totals[c] * fades[c] + spread_sum(sum)[0];
+    totals[c] = totals[c] * fades[c] + sum_of(sum);
   }
 }
 

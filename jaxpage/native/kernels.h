@@ -73,6 +73,7 @@ inline int64_t padded_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; 
 inline int64_t state_floats(int64_t vectors, int64_t head_dim) {
   return vectors * (padded_dim(head_dim) + 2);
 }
+// Query vectors, a chunk's turned keys, two states, and room to align.
 inline int64_t scratch_floats(int64_t vectors, int64_t head_dim) {
   return (vectors + kChunk) * padded_dim(head_dim) + 2 * state_floats(vectors, head_dim) + 48;
 }

@@ -1,5 +1,5 @@
-// What is computed row by row between and after the products: norm, gate, rotary positions, and what
-// sampling wants of logits. One pass each or two, where XLA makes several on one thread.
+// What is computed row by row between and after the products: norm, gate, rotary positions, and
+// what sampling wants of logits. Few passes on all threads, where XLA makes more on one.
 #include <cmath>
 #include <limits>
 
@@ -26,9 +26,11 @@ JAXPAGE_INLINE void store_any(float* to, Vec value, int64_t left) {
   for (int64_t i = 0; i < left; ++i) to[i] = value[i];
 }
 
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
 // The largest of x, or NaN where one is among them.
 float largest_of(const float* x, int64_t size) {
-  Vec best = splat(-std::numeric_limits<float>::infinity());
+  Vec best = splat(kNone);
   Ints is_nan = Ints{};
   int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
@@ -68,7 +70,7 @@ float log_sum_exp(const float* x, int64_t size, float most) {
   for (; i + kLanes <= size; i += kLanes) sums += exp_negative(load(x + i) - most);
   if (const int rest = static_cast<int>(size - i)) {
     Vec last = load_part(x + i, rest);
-    for (int lane = rest; lane < kLanes; ++lane) last[lane] = -std::numeric_limits<float>::infinity();
+    for (int lane = rest; lane < kLanes; ++lane) last[lane] = kNone;
     sums += exp_negative(last - most);
   }
   return most + std::log(sum_of(sums));

@@ -115,15 +115,6 @@ JAXPAGE_INLINE Vec sum_each(const Vec* sums) {
   }
 }
 
-JAXPAGE_INLINE float sum_of(Vec v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int half = kLanes / 2; half; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  }
-  return lanes[0];
-}
-
 // Lanes whose numbers differ by kDistance, exchanged.
 template <int kDistance, int... kLane>
 JAXPAGE_INLINE Vec exchange(Vec v, std::integer_sequence<int, kLane...>) {
@@ -153,6 +144,8 @@ JAXPAGE_INLINE Vec spread_sum(Vec v) {
     return spread_sum<kDistance / 2>(v + exchange<kDistance>(v, lanes));
   }
 }
+
+JAXPAGE_INLINE float sum_of(Vec v) { return spread_sum(v)[0]; }
 
 // In each quarter (four lanes) for itself: kSize lanes of a and as many of b in turns, from the
 // quarter's lower half, or its upper.

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from jaxpage import native
-
 SOURCE = Path(__file__).with_name("prefixes_test.cpp")
 COMPILER = shutil.which("c++")
 SYSTEM = range(1, 9)
@@ -21,7 +19,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     path = tmp_path_factory.mktemp("prefixes") / "prefixes"
-    headers = Path(native.__file__).parent
+    headers = Path(__file__).parents[2] / "jaxpage" / "native"
     command = [COMPILER, "-std=c++17", f"-I{headers}", str(SOURCE), "-o", str(path)]
     subprocess.run(command, check=True)
     return path
@@ -49,10 +47,16 @@ def test_each_group_has_its_own_prefix(program: Path) -> None:
     assert find(program, *rows) == [[1, 1, 3], [2, 0, 2]]
 
 
+def test_few_rows_that_share_much_come_before_many_that_share_little(program: Path) -> None:
+    long = range(1, 17)
+    rows = [(260, [*long, 20]), (260, [*long, 21]), (100, [1, 2, 3, 4, 30, 31, 32])]
+    assert find(program, *rows) == [[4, 0, 1]]
+
+
 @pytest.mark.parametrize(
     ("tokens", "blocks"),
     [
-        (60, [*SYSTEM]),  # less than a chunk
+        (64, [*SYSTEM]),  # less than a chunk before its own token
         (140, [1, 2, 3, 30, *range(31, 36)]),  # alike for less than a chunk
     ],
 )

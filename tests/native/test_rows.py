@@ -79,8 +79,11 @@ def test_summaries_of_equals_and_of_what_is_not_finite() -> None:
 
 def test_a_row_is_the_same_to_the_bit_in_any_batch() -> None:
     x, scale = jnp.asarray(numbers(400, 66)), jnp.asarray(numbers(66))
-    norm = lambda x: native.norm(x, scale, eps=1e-6)  # noqa: E731
-    for kernel in (norm, native.gate, lambda x: native.summarise(x)[1]):
+    for kernel in (
+        lambda x: native.norm(x, scale, eps=1e-6),
+        native.gate,
+        lambda x: native.summarise(x)[1],
+    ):
         whole = np.asarray(kernel(x))
         for first, last in ((0, 1), (123, 140), (399, 400)):
             np.testing.assert_array_equal(kernel(x[first:last]), whole[first:last])
