@@ -12,7 +12,7 @@ from jaxpage.host.plan import StepPlan
 SMALLEST_PREFILL_TOKENS = 16
 """The first rung of prefill: below it a step's time is that of reading the weights."""
 FEW_DECODE_ROWS = 16
-"""The smaller of the two numbers of decode rows that mixed steps are compiled for."""
+"""The least number of decode rows that mixed steps are compiled for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Ladders:
     prefill_rows: int
     table_width: int
     mixed_rows: Ladder
-    """Decode rows of a mixed step: two rungs, as they multiply those of prefill."""
+    """Decode rows of a mixed step: few rungs, as they multiply those of prefill."""
     has_groups: bool = False
     """Whether decode steps also come in a form that reads shared leading blocks once."""
 
@@ -35,11 +35,14 @@ class Ladders:
         prefill = Ladder.doubling(min(SMALLEST_PREFILL_TOKENS, tokens), tokens)
         assert config.max_prefill_rows < max(2, prefill.sizes[0]), "would be taken for decode"
         return cls(
-            decode_rows=Ladder.doubling(1, rows),
+            # the native products take longer with every row, and their programs compile in a second
+            decode_rows=Ladder.gradual(rows)
+            if config.attention == "native"
+            else Ladder.doubling(1, rows),
             prefill_tokens=prefill,
             prefill_rows=config.max_prefill_rows,
             table_width=cache.blocks_for(config.max_model_len),
-            mixed_rows=Ladder(tuple(sorted({min(FEW_DECODE_ROWS, rows), rows}))),
+            mixed_rows=Ladder.doubling(min(FEW_DECODE_ROWS, rows), rows),
             has_groups=config.shared_prefix_decode and config.attention in ("xla", "pallas"),
         )
 

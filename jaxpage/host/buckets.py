@@ -25,6 +25,16 @@ class Ladder:
             first *= 2
         return cls((*sizes, last))
 
+    @classmethod
+    def gradual(cls, last: int) -> Ladder:
+        """1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, ...: from 16 on a fifth at most is padding."""
+        sizes, size = [], 1
+        while size < last:
+            sizes.append(size)
+            power = 1 << (size.bit_length() - 1)  # of two, at most the size
+            size += min(size, max(4, power // 4))
+        return cls((*sizes, last))
+
     def fit(self, count: int) -> int:
         """The smallest rung of at least `count`; overflowing the ladder is our own mistake."""
         assert 0 < count <= self.sizes[-1], f"{count} does not fit the ladder {self.sizes}"

@@ -15,6 +15,16 @@ def test_doubling_ends_with_the_last_size() -> None:
     assert Ladder.doubling(16, 8).sizes == (8,)
 
 
+def test_a_gradual_ladder_pads_little() -> None:
+    sizes = Ladder.gradual(200).sizes
+    assert sizes[:12] == (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48)
+    assert sizes[-4:] == (128, 160, 192, 200)
+    ladder = Ladder(sizes)
+    assert all(
+        ladder.fit(count) - count <= max(3, ladder.fit(count) / 5) for count in range(1, 201)
+    )
+
+
 def test_fit_is_the_smallest_rung_that_holds_the_count() -> None:
     ladder = Ladder((2, 4, 6))
     assert [ladder.fit(count) for count in range(1, 7)] == [2, 2, 4, 4, 6, 6]
