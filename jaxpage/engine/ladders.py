@@ -40,7 +40,7 @@ class Ladders:
             if config.attention == "native"
             else Ladder.doubling(1, rows),
             prefill_tokens=prefill,
-            prefill_rows=config.max_prefill_rows,
+            prefill_rows=min(config.max_prefill_rows, rows),
             table_width=cache.blocks_for(config.max_model_len),
             mixed_rows=Ladder.doubling(min(FEW_DECODE_ROWS, rows), rows),
             has_groups=config.shared_prefix_decode and config.attention in ("xla", "pallas"),
