@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
+import pytest
 
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.device.types import unpack
@@ -68,3 +69,15 @@ def test_decode_rows_and_their_padding() -> None:
     assert step.query_starts.tolist() == [0, 1, 2, 3, 3]
     assert step.token_source.tolist() == [0, 1, 0, 0]
     assert step.logit_index.tolist() == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("attention", ["xla", "native"])
+@pytest.mark.parametrize("num_seqs", [1, 2, 4, 8, 64])
+def test_only_decode_has_as_many_rows_as_tokens(num_seqs: int, attention: str) -> None:
+    config = EngineConfig(max_model_len=64, max_num_seqs=num_seqs, attention=attention)
+    ladders = Ladders.of(config, CACHE)
+    decode = {ladders.decode(rows) for rows in range(1, num_seqs + 1)}
+    groups = {shape for shape in ladders.all_shapes() if shape.num_groups}
+    for shape in ladders.all_shapes():
+        assert shape.is_decode == (shape in decode | groups), shape
+        assert shape.num_draws >= min(shape.num_rows, num_seqs), shape
