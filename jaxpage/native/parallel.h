@@ -1,6 +1,10 @@
 // A loop over jobs on the threads that XLA computes with.
 #pragma once
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -24,55 +28,85 @@ inline void pause() {
 #endif
 }
 
-// A place where a helper that has just finished stays for a moment: a step is a hundred and more
-// calls within microseconds of each other, and waking a thread of the pool takes 30 to 90 of them.
-// It goes back to the pool when nothing comes, so that no thread is kept from XLA or at exit.
-class WaitingPlace {
- public:
-  // Whether a helper was waiting here; it then runs `task`.
-  bool post(const std::function<void()>& task) {
-    int expected = kWaiting;
-    if (!state_.compare_exchange_strong(expected, kTaken)) return false;
-    task_ = task;
-    state_.store(kPosted);
-    return true;
-  }
+// Where the calling thread runs; -1 where that is not known.
+inline int this_processor() {
+#if defined(__linux__)
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
 
-  // Runs what is posted here, until nothing is for kPatience.
-  void serve() {
-    int expected = kNobody;
-    while (state_.compare_exchange_strong(expected, kWaiting)) {
-      if (!wait()) return;
-      const std::function<void()> task = std::move(task_);
-      state_.store(kNobody);
-      task();
-      expected = kNobody;
-    }
+// Moves the calling thread off a processor, where it may run on another, and leaves it as free to
+// run anywhere as it was.
+inline void leave_processor(int processor) {
+#if defined(__linux__)
+  cpu_set_t allowed, others;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+  others = allowed;
+  CPU_CLR(processor, &others);
+  if (sched_setaffinity(0, sizeof others, &others) == 0) {
+    sched_setaffinity(0, sizeof allowed, &allowed);
+  }
+#endif
+}
+
+// Where a helper finds what to do, and stays for a moment once it is done: a step is a hundred and
+// more calls within microseconds of each other, and waking a thread of the pool takes 30 to 90 of
+// them. It goes back to the pool when nothing comes, so that no thread is kept from XLA or at exit.
+class HelperPlace {
+ public:
+  // Leaves `task` for the helper, who is called from the pool unless one is here or on its way. It
+  // may still be at the end of the task before: waiting for it here, or calling another thread,
+  // would leave the caller to work alone. What was left and not yet taken up is replaced.
+  void leave(xla::ffi::ThreadPool& pool, const std::function<void()>& task) {
+    const int found = state_.exchange(kHeld);
+    if (found == kHeld) return;  // by another caller, or by the helper
+    task_ = task;
+    caller_ = this_processor();
+    state_.store(found == kHere || found == kLeft ? kLeft : kCalled);
+    if (found == kNobody) pool.Schedule([this] { serve(); });
   }
 
  private:
-  enum { kNobody, kWaiting, kTaken, kPosted };
-  static constexpr std::chrono::microseconds kPatience{100};
+  // kHeld: one thread is writing or reading task_. kLeft: it is for a helper who is here.
+  enum { kNobody, kCalled, kHere, kLeft, kHeld };
+  static constexpr std::chrono::microseconds kPatience{50};
+
+  // Runs what is left here, until nothing is for kPatience.
+  void serve() {
+    do {
+      while (state_.exchange(kHeld) == kHeld) pause();
+      const std::function<void()> task = std::move(task_);
+      const int caller = caller_;
+      state_.store(kHere);
+      // The system may have woken it on the caller's processor, and would leave both there while
+      // another one is idle: each runs when the other waits.
+      if (caller >= 0 && caller == this_processor()) leave_processor(caller);
+      task();
+    } while (wait());
+  }
 
   bool wait() {
     const auto end = std::chrono::steady_clock::now() + kPatience;
     for (int turn = 1;; ++turn) {
-      if (state_.load() == kPosted) return true;
+      if (state_.load() == kLeft) return true;
       pause();
       if (turn % 32 || std::chrono::steady_clock::now() < end) continue;
-      int expected = kWaiting;
+      int expected = kHere;
       if (state_.compare_exchange_strong(expected, kNobody)) return false;
     }
   }
 
   std::atomic<int> state_{kNobody};
   std::function<void()> task_;
+  int caller_ = -1;
 };
 
 // Of worker 1, 2, ...; never destroyed, since a helper may outlive static objects.
 constexpr int64_t kMostWorkers = 64;
-inline WaitingPlace& waiting_place(int64_t worker) {
-  static auto* const places = new WaitingPlace[kMostWorkers];
+inline HelperPlace& helper_place(int64_t worker) {
+  static auto* const places = new HelperPlace[kMostWorkers];
   return places[worker];
 }
 
@@ -150,11 +184,7 @@ void parallel_for(xla::ffi::ThreadPool& pool, int64_t num_jobs, const Work& work
   const auto jobs = std::make_shared<Jobs>(num_jobs, workers);
   for (int64_t worker = 1; worker < workers; ++worker) {
     const std::function<void()> task = [jobs, worker, work = &work] { jobs->run(worker, *work); };
-    if (waiting_place(worker).post(task)) continue;
-    pool.Schedule([task, worker] {
-      task();
-      waiting_place(worker).serve();
-    });
+    helper_place(worker).leave(pool, task);
   }
   jobs->run(0, work);
   jobs->wait();
