@@ -53,8 +53,8 @@ ffi::Error product(ffi::ThreadPool pool, Floats x, ffi::AnyBuffer w, Result y) {
   const Product p{x.typed_data(), w.untyped_data(), y->typed_data(), xs[0], ws[0], xs[1]};
   // Jobs of about 64 kB of w: so few bytes that the threads end together.
   const int64_t bytes = p.size * (is_bfloat16 ? 2 : 4);
-  int64_t outputs = (int64_t{1} << 16) / bytes / 8 * 8;  // whole panels
-  if (outputs < 8) outputs = 8;
+  int64_t outputs = (int64_t{1} << 16) / bytes / kJobOutputs * kJobOutputs;
+  if (outputs < kJobOutputs) outputs = kJobOutputs;
   auto until = [&](int64_t end) { return end < p.num_outputs ? end : p.num_outputs; };
   const int64_t num_jobs = (p.num_outputs + outputs - 1) / outputs;
   parallel_for(pool, num_jobs, [&](int64_t job, int64_t, bool is_next_mine) {

@@ -14,6 +14,9 @@ struct Product {
   int64_t num_rows, num_outputs, size;
 };
 
+// A product's jobs are multiples of so many outputs, which whole panels of any set fill.
+constexpr int64_t kJobOutputs = 12;
+
 // y[t] = x[t] / sqrt(mean of x[t]^2 + eps) * scale
 struct Norm {
   const float* x;      // [T, size]

@@ -12,19 +12,22 @@ namespace {
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
-constexpr int kPanel = 8;  // 8 x 2 accumulators of 32 registers
 constexpr int kWide = 4;   // kQueries x 4
 #elif defined(__AVX2__)
 constexpr int kLanes = 8;
-constexpr int kPanel = 4;  // 4 x 2 of 16 registers
 constexpr int kWide = 2;   // kQueries x 2
 #else
 constexpr int kLanes = 4;
-constexpr int kPanel = 8;
 constexpr int kWide = 2;
 #endif
 constexpr int kQueries = 6;  // of a tile of attention: kQueries query vectors x kWide vectors
-constexpr int kPair = 2;  // of a tile of a product: kPanel outputs x kPair rows
+
+// Of a tile of a product: kPanel outputs x kRows rows, one accumulator each.
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int kPanel = 4, kRows = 2;  // of 16 registers
+#else
+constexpr int kPanel = 6, kRows = 4;  // of 32
+#endif
 
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
 typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
@@ -84,33 +87,27 @@ JAXPAGE_INLINE Vec shuffle(Vec a, Vec b, std::integer_sequence<int, kIndex...>) 
 #endif
 }
 
-// Halves of segments: a and b hold kLanes / kSegment sums each, spread over kSegment lanes. The
-// result holds those of a, then those of b, spread over half as many.
-template <int kSegment, int kUpper, int... kOut>
-constexpr auto half_segments(std::integer_sequence<int, kOut...>) {
-  return std::integer_sequence<int, (kOut / (kSegment / 2)) * kSegment + kOut % (kSegment / 2) +
-                                        kUpper * (kSegment / 2)...>{};
-}
-
-template <int kSegment>
-JAXPAGE_INLINE Vec fold(Vec a, Vec b) {
-  constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
-  return shuffle(a, b, half_segments<kSegment, 0>(lanes)) +
-         shuffle(a, b, half_segments<kSegment, 1>(lanes));
+// a and b hold kLanes / kSegment sums each, spread over segments of kSegment lanes. The result holds
+// both, spread over half as many: in each segment that of a, then that of b.
+template <int kSegment, int... kLane>
+JAXPAGE_INLINE Vec fold(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
+  constexpr int kHalf = kSegment / 2;
+  return shuffle(a, b, std::integer_sequence<int, kLane + (kLane & kHalf ? kLanes : 0)...>{}) +
+         shuffle(a, b, std::integer_sequence<int, kLane & kHalf ? kLane - kHalf + kLanes
+                                                                : kLane + kHalf...>{});
 }
 
 // Lane i of the result is the sum of sums[i]. Every lane is added in the same order, so a sum
-// does not depend on its place. (15 additions and 30 shuffles for 16 sums of 16 lanes.)
+// does not depend on its place. (15 additions, 15 shuffles and 15 blends for 16 sums of 16 lanes.)
 template <int kSegment = kLanes>
 JAXPAGE_INLINE Vec sum_each(const Vec* sums) {
   if constexpr (kSegment == 1) {
     return sums[0];
   } else {
     constexpr int kMany = kSegment / 2;
+    constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
     Vec folded[kMany];
-    for (int i = 0; i < kMany; ++i) {
-      folded[i] = fold<kSegment>(sums[2 * i], sums[2 * i + 1]);
-    }
+    for (int i = 0; i < kMany; ++i) folded[i] = fold<kSegment>(sums[i], sums[i + kMany], lanes);
     return sum_each<kMany>(folded);
   }
 }
@@ -207,47 +204,6 @@ JAXPAGE_INLINE Vec exp_negative(Vec x) {
   power = power * r + 1.0f;
   const Vec scale = (Vec)(((Ints)shifted - (Ints)rounder + 127) << 23);
   return x < lowest ? splat(0) : power * scale;
-}
-
-// Dot products of kHigh rows of a with kUsed rows of b over entries from .. to - 1, added to
-// sums[row of b][row of a]. One accumulator a dot product: the order of addition is the same in any
-// tile.
-template <int kHigh, int kUsed, class A, class Step>
-JAXPAGE_INLINE void dot_tile(const A* const* a, const float* const* b, int64_t from, int64_t to,
-                             Vec (*sums)[kHigh], Step step) {
-  const int64_t whole = from + (to - from) / kLanes * kLanes;
-  for (int64_t i = from; i < whole; i += kLanes) {
-    Vec left[kHigh];
-    for (int r = 0; r < kHigh; ++r) {
-      left[r] = load(a[r] + i);
-      hold(left[r]);
-    }
-    step();
-    for (int c = 0; c < kUsed; ++c) {
-      Vec right = load(b[c] + i);
-      hold(right);
-      for (int r = 0; r < kHigh; ++r) sums[c][r] += left[r] * right;
-    }
-  }
-  if (const int rest = static_cast<int>(to - whole)) {
-    for (int c = 0; c < kUsed; ++c) {
-      const Vec right = load_part(b[c] + whole, rest);
-      for (int r = 0; r < kHigh; ++r) sums[c][r] += load_part(a[r] + whole, rest) * right;
-    }
-  }
-}
-
-// The sums of a tile as numbers: out[column][row].
-template <int kHigh, int kUsed>
-JAXPAGE_INLINE void finish_tile(const Vec (*sums)[kHigh], float (*out)[kHigh]) {
-  constexpr int kSums = (kUsed * kHigh + kLanes - 1) / kLanes * kLanes;
-  Vec padded[kSums];
-  for (int i = 0; i < kSums; ++i) {
-    padded[i] = i < kUsed * kHigh ? sums[i / kHigh][i % kHigh] : Vec{};
-  }
-  float flat[kSums];
-  for (int i = 0; i < kSums; i += kLanes) store(flat + i, sum_each(padded + i));
-  __builtin_memcpy(out, flat, sizeof(float) * kUsed * kHigh);
 }
 
 }  // namespace
