@@ -25,7 +25,7 @@ from jaxpage.device.sampling import summarise
 from jaxpage.device.types import DrawInput, SamplingInput, StepShape, unpack
 from jaxpage.engine.batch import StepInputBuilder, draw_rows, prompt_targets, to_result
 from jaxpage.engine.block_moves import BlockMover
-from jaxpage.engine.huge_pages import use_huge_pages
+from jaxpage.engine.huge_pages import renew_zeros, use_huge_pages
 from jaxpage.engine.ladders import Ladders
 from jaxpage.engine.programs import Programs, Report, places_read, shape_tree
 from jaxpage.engine.sampling_batch import SamplingBuilder
@@ -79,6 +79,7 @@ class Runner:
         self._num_token_ids = num_token_ids
         self._max_draws = engine.max_num_seqs
         pool = init_cache(config, num_blocks=cache.num_blocks, block_size=cache.block_size)
+        renew_zeros(pool)
         self._cache, self._cache_tree = jax.tree.flatten(pool)
         self._head = self._find_head(jax.ShapeDtypeStruct((1, config.hidden_size), config.dtype))
         self._previous = jnp.zeros((3, self._max_draws), jnp.int32)

@@ -27,12 +27,12 @@ class Ladder:
 
     @classmethod
     def gradual(cls, last: int) -> Ladder:
-        """1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, ...: from 16 on a fifth at most is padding."""
+        """1, 2, 4, 8, 12, ... 64, 72, ... 128, 144, ...: three are padding, from 64 on a tenth."""
         sizes, size = [], 1
         while size < last:
             sizes.append(size)
             power = 1 << (size.bit_length() - 1)  # of two, at most the size
-            size += min(size, max(4, power // 4))
+            size += min(size, max(4, power // 8))
         return cls((*sizes, last))
 
     def fit(self, count: int) -> int:

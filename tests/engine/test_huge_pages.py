@@ -6,12 +6,13 @@ import re
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxpage.engine import huge_pages
-from jaxpage.engine.huge_pages import PAGE_BYTES, use_huge_pages
+from jaxpage.engine.huge_pages import PAGE_BYTES, renew_zeros, use_huge_pages
 
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -48,3 +49,21 @@ def test_arrays_move_and_stay_the_same() -> None:
 
 def test_small_arrays_are_left_alone() -> None:
     assert use_huge_pages({"a": jnp.ones(5)}) is None
+    assert renew_zeros({"a": jnp.zeros(5)}) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are exchanged on Linux alone")
+def test_renewed_zeros_are_zeros_and_hold_what_is_written() -> None:
+    arrays = [jnp.zeros((3 * PAGE_BYTES + 4 * n) // 4) for n in range(4)]
+    beside = [jnp.ones(5000) for _ in range(4)]
+    write = jax.jit(lambda array, value: array.at[::1000].set(value), donate_argnums=0)
+    first = write(arrays[0], 1.0)  # before the thread is done, or after it
+    thread = renew_zeros(arrays[1:])
+    assert thread is not None
+    second = write(arrays[1], 2.0)
+    thread.join()
+    for array, value in ((first, 1.0), (second, 2.0), (arrays[2], 0.0), (arrays[3], 0.0)):
+        want = np.zeros(array.size, np.float32)
+        want[::1000] = value
+        np.testing.assert_array_equal(array, want)
+    assert all((np.asarray(one) == 1).all() for one in beside)
