@@ -8,19 +8,16 @@ from jax import Array
 from jaxpage import native
 from jaxpage.models import layers
 
-MAX_TOKENS = 64
-"""Most rows for which the native product is used with float32 weights."""
-
 
 def linear(
     x: Array, w: Array, bias: Array | None = None, *, dtype: jnp.dtype | None = None
 ) -> Array:
-    """`layers.linear` by the native CPU kernel up to MAX_TOKENS rows, and for bfloat16 weights.
+    """`layers.linear` by the native CPU kernels; float16 weights stay with XLA.
 
-    A row's result is the same to the bit for any number of rows that the kernel takes.
+    A row's result is the same to the bit for any number of rows up to `native.FEW_ROWS`, and among
+    larger ones.
     """
-    is_native = x.shape[0] <= MAX_TOKENS and w.dtype != jnp.float16
-    if not is_native and w.dtype != jnp.bfloat16:
+    if w.dtype == jnp.float16:
         return layers.linear(x, w, bias, dtype=dtype)
     y = native.product(x, w.reshape(-1, w.shape[-1])).astype(dtype or x.dtype)
     if bias is not None:

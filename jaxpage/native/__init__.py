@@ -1,11 +1,12 @@
-"""Native CPU kernels as XLA custom calls: small matrix products, what lies between
-them, paged attention, and what sampling reads of all logits.
+"""Native CPU kernels as XLA custom calls: matrix products, what lies between them, paged
+attention, and what sampling reads of all logits.
 
 They exist where the package was built with a C++ compiler; `is_built` tells. A leaf: knows arrays
 only, no step and no model. In a checkout: python setup.py build_ext --inplace
 """
 
 from jaxpage.native.kernels import (
+    FEW_ROWS,
     MISSING,
     gate,
     instruction_set,
@@ -18,6 +19,7 @@ from jaxpage.native.kernels import (
 )
 
 __all__ = [
+    "FEW_ROWS",
     "MISSING",
     "gate",
     "instruction_set",

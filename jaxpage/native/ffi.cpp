@@ -1,4 +1,4 @@
-// XLA custom calls of products and row-by-row kernels, and which set of instructions they take.
+// XLA custom calls of row-by-row kernels, and which set of instructions they take.
 // Python (kernels.py) has checked what a user can get wrong; what is refused here says what.
 #include "kernels.h"
 #include "parallel.h"
@@ -40,29 +40,6 @@ void for_rows(ffi::ThreadPool& pool, int64_t num_rows, int64_t size, const Work&
     const int64_t end = (job + 1) * rows;
     work(job * rows, end < num_rows ? end : num_rows);
   });
-}
-
-ffi::Error product(ffi::ThreadPool pool, Floats x, ffi::AnyBuffer w, Result y) {
-  const auto xs = x.dimensions(), ws = w.dimensions(), ys = y->dimensions();
-  const bool is_bfloat16 = w.element_type() == ffi::BF16;
-  if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2 || xs[1] != ws[1] || xs[1] < 1 ||
-      ys[0] != xs[0] || ys[1] != ws[0] || (w.element_type() != ffi::F32 && !is_bfloat16)) {
-    return ffi::Error::InvalidArgument(
-        "wanted x [M, D], w [O, D] in float32 or bfloat16 and y [M, O]");
-  }
-  const Product p{x.typed_data(), w.untyped_data(), y->typed_data(), xs[0], ws[0], xs[1]};
-  // Jobs of about 64 kB of w: so few bytes that the threads end together.
-  const int64_t bytes = p.size * (is_bfloat16 ? 2 : 4);
-  int64_t outputs = (int64_t{1} << 16) / bytes / kJobOutputs * kJobOutputs;
-  if (outputs < kJobOutputs) outputs = kJobOutputs;
-  auto until = [&](int64_t end) { return end < p.num_outputs ? end : p.num_outputs; };
-  const int64_t num_jobs = (p.num_outputs + outputs - 1) / outputs;
-  parallel_for(pool, num_jobs, [&](int64_t job, int64_t, bool is_next_mine) {
-    const int64_t end = (job + 1) * outputs;
-    const int64_t asked = until(is_next_mine ? end + outputs : end);
-    kernels().product(p, is_bfloat16, job * outputs, until(end), asked);
-  });
-  return ffi::Error::Success();
 }
 
 ffi::Error norm(ffi::ThreadPool pool, Floats x, Floats scale, Result y, float eps) {
@@ -120,10 +97,6 @@ ffi::Error summarise(ffi::ThreadPool pool, Floats x, ffi::ResultBuffer<ffi::S32>
 }  // namespace
 
 const Kernels& jaxpage::kernels() { return *best().kernels; }
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    jaxpage_product, product,
-    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Floats>().Arg<ffi::AnyBuffer>().Ret<Floats>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_norm, norm,
                               ffi::Ffi::Bind()

@@ -14,8 +14,17 @@ struct Product {
   int64_t num_rows, num_outputs, size;
 };
 
-// A product's jobs are multiples of so many outputs, which whole panels of any set fill.
-constexpr int64_t kJobOutputs = 12;
+// Products of up to kFewRows rows, and of more, add in another order each. Their jobs are multiples
+// of so many outputs, which whole panels of any set fill.
+constexpr int64_t kFewRows = 64;
+constexpr int64_t kFewOutputs = 12;
+constexpr int64_t kManyOutputs = 32;
+
+// What a job multiplies: outputs first .. last - 1 of rows first_row .. last_row - 1. Outputs up to
+// `asked`, which the same thread will most likely take next, may be read ahead.
+struct ProductPart {
+  int64_t first, last, asked, first_row, last_row;
+};
 
 // y[t] = x[t] / sqrt(mean of x[t]^2 + eps) * scale
 struct Norm {
@@ -95,9 +104,9 @@ struct AttentionJob {
 };
 
 struct Kernels {
-  // Outputs first .. last - 1 of all rows. Those up to `asked`, which the same thread will most
-  // likely take next, may be read ahead.
-  void (*product)(const Product&, bool is_bfloat16, int64_t first, int64_t last, int64_t asked);
+  void (*product_few)(const Product&, bool is_bfloat16, const ProductPart&);
+  // columns: size * kManyOutputs floats of the job's own, aligned to 64 bytes.
+  void (*product_many)(const Product&, bool is_bfloat16, const ProductPart&, float* columns);
   void (*norm)(const Norm&, int64_t first, int64_t last);    // rows
   void (*gate)(const Gate&, int64_t first, int64_t last);    // rows
   void (*rotate)(const Rotation&, int64_t first, int64_t last);  // tokens
@@ -117,15 +126,16 @@ const Kernels& kernels();
 // Every source of kernels is compiled once for each set of instructions, into its own namespace.
 #define JAXPAGE_DECLARE(set)                                                                  \
   namespace jaxpage::set {                                                                    \
-  void product(const Product&, bool, int64_t, int64_t, int64_t);                              \
+  void product_few(const Product&, bool, const ProductPart&);                                 \
+  void product_many(const Product&, bool, const ProductPart&, float*);                        \
   void norm(const Norm&, int64_t, int64_t);                                                   \
   void gate(const Gate&, int64_t, int64_t);                                                   \
   void rotate(const Rotation&, int64_t, int64_t);                                             \
   void summarise(const Logits&, int64_t, int64_t);                                            \
   void attend(const Attention&, bool, const AttentionJob&, const AttentionJob*, float*);      \
   void merge(const Attention&, const AttentionJob&, const float*, float*);                    \
-  inline constexpr Kernels kKernels = {product,   norm,   gate, rotate,                       \
-                                       summarise, attend, merge};                             \
+  inline constexpr Kernels kKernels = {product_few, product_many, norm,  gate,                \
+                                       rotate,      summarise,    attend, merge};             \
   }
 
 JAXPAGE_DECLARE(portable)

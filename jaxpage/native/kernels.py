@@ -21,6 +21,9 @@ MISSING = (
     "install with a C++ compiler at hand (in a checkout: python setup.py build_ext --inplace)"
 )
 """The one line that whoever falls back shows."""
+FEW_ROWS = 64
+"""Products of up to so many rows multiply while w is read; with more, w is turned to columns first
+and a sum is added up in another order (kFewRows in kernels.h)."""
 INTERFACE = 4
 """Counts the changes of what ffi.cpp exports and takes; a library of another count is not used."""
 CALLS = ("product", "norm", "gate", "rotate", "summarise", "attention")
@@ -42,10 +45,11 @@ def instruction_set() -> str:
 
 
 def product(x: Array, w: Array) -> Array:
-    """x [M, D] times w [O, D] transposed: float32 [M, O], multiplied while w is read.
+    """x [M, D] times w [O, D] transposed: float32 [M, O].
 
     x is cast to float32; w is float32 or bfloat16. A row of y depends on its row of x alone, to the
-    bit, whatever M and the number of threads. Raises ConfigError for other shapes or dtypes.
+    bit, whatever the number of threads and M up to FEW_ROWS, and so among larger M. Raises
+    ConfigError for other shapes or dtypes.
     """
     _require()
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:

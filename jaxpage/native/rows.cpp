@@ -17,10 +17,6 @@ JAXPAGE_INLINE Vec sigmoid(Vec x) {
   return (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
 }
 
-JAXPAGE_INLINE Vec load_any(const float* from, int64_t left) {
-  return left >= kLanes ? load(from) : load_part(from, static_cast<int>(left));
-}
-
 JAXPAGE_INLINE void store_any(float* to, Vec value, int64_t left) {
   if (left >= kLanes) return store(to, value);
   for (int64_t i = 0; i < left; ++i) to[i] = value[i];

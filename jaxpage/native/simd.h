@@ -74,6 +74,12 @@ JAXPAGE_INLINE Vec load_part(const T* from, int count) {
   return load(padded);
 }
 
+// kLanes entries, or the `left` that there are, then zeros.
+template <class T>
+JAXPAGE_INLINE Vec load_any(const T* from, int64_t left) {
+  return left >= kLanes ? load(from) : load_part(from, static_cast<int>(left));
+}
+
 JAXPAGE_INLINE void store(float* to, Vec value) { __builtin_memcpy(to, &value, sizeof value); }
 
 JAXPAGE_INLINE Vec larger(Vec a, Vec b) { return a > b ? a : b; }  // b where a is NaN
@@ -87,8 +93,8 @@ JAXPAGE_INLINE Vec shuffle(Vec a, Vec b, std::integer_sequence<int, kIndex...>) 
 #endif
 }
 
-// a and b hold kLanes / kSegment sums each, spread over segments of kSegment lanes. The result holds
-// both, spread over half as many: in each segment that of a, then that of b.
+// a and b hold kLanes / kSegment sums each, spread over segments of kSegment lanes. The result
+// holds both, spread over half as many: in each segment that of a, then that of b.
 template <int kSegment, int... kLane>
 JAXPAGE_INLINE Vec fold(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
   constexpr int kHalf = kSegment / 2;

@@ -1,4 +1,4 @@
-"""The small product against float64, at every tile edge, and the same to the bit in any batch."""
+"""Products against float64, at every tile edge, and the same to the bit in any batch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from jaxpage.errors import ConfigError
 from jaxpage.models import native_ops
 from jaxpage.models.layers import linear
 
+FEW = native.FEW_ROWS
 TOLERANCE = 1e-6
 """Largest error over the norms of the two vectors multiplied."""
 
@@ -42,6 +43,15 @@ def test_equals_float64(outputs: int, size: int) -> None:
         assert error(jax.jit(native.product)(x, w), x, w) < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("outputs", "size"), [(1, 1), (32, 16), (31, 40), (97, 24), (65, 37), (17, 1300), (576, 9000)]
+)
+def test_many_rows_equal_float64(outputs: int, size: int) -> None:
+    for rows in (65, 66, 71, 72, 77, 131):
+        x, w = numbers(rows, outputs, size)
+        assert error(jax.jit(native.product)(x, w), x, w) < TOLERANCE
+
+
 def test_the_tolerance_would_notice() -> None:
     x, w = numbers(5, 13, 40)
     y = native.product(jnp.asarray(x), jnp.asarray(w))
@@ -52,31 +62,41 @@ def test_the_tolerance_would_notice() -> None:
 
 
 def test_a_row_is_the_same_to_the_bit_in_any_batch() -> None:
-    x, w = numbers(65, 61, 1283)
+    x, w = numbers(FEW, 61, 1283)
     whole = np.asarray(native.product(jnp.asarray(x), jnp.asarray(w)))
-    for first, last in ((0, 1), (3, 5), (7, 23), (60, 65), (64, 65)):
+    for first, last in ((0, 1), (3, 5), (7, 23), (59, 64), (63, 64)):
         part = native.product(jnp.asarray(x[first:last]), jnp.asarray(w))
         np.testing.assert_array_equal(np.asarray(part), whole[first:last])
 
 
-def test_bfloat16_weights_are_read_as_they_are() -> None:
-    x, w = numbers(6, 21, 56)
+def test_a_row_is_the_same_to_the_bit_in_any_larger_batch() -> None:
+    x, w = numbers(700, 61, 1283)  # more than one block of rows
+    whole = np.asarray(native.product(jnp.asarray(x), jnp.asarray(w)))
+    for first, last in ((0, 65), (3, 80), (250, 600), (634, 700)):
+        part = native.product(jnp.asarray(x[first:last]), jnp.asarray(w))
+        np.testing.assert_array_equal(np.asarray(part), whole[first:last])
+
+
+@pytest.mark.parametrize("rows", [6, FEW + 7])
+def test_bfloat16_weights_are_read_as_they_are(rows: int) -> None:
+    x, w = numbers(rows, 21, 56)
     narrow = jnp.asarray(w).astype(jnp.bfloat16)
     y = native.product(jnp.asarray(x), narrow)
     assert error(y, x, np.asarray(narrow.astype(jnp.float32))) < TOLERANCE
 
 
-def test_a_broken_row_hurts_no_other() -> None:
-    x, w = numbers(9, 12, 33)
+@pytest.mark.parametrize("rows", [9, FEW + 9])
+def test_a_broken_row_hurts_no_other(rows: int) -> None:
+    x, w = numbers(rows, 12, 33)
     good = np.asarray(native.product(jnp.asarray(x), jnp.asarray(w)))
     x[4] = np.nan
     got = np.asarray(native.product(jnp.asarray(x), jnp.asarray(w)))
     assert np.isnan(got[4]).all()
-    others = np.delete(np.arange(9), 4)
+    others = np.delete(np.arange(rows), 4)
     np.testing.assert_array_equal(got[others], good[others])
 
 
-@pytest.mark.parametrize("rows", [3, native_ops.MAX_TOKENS, native_ops.MAX_TOKENS + 1])
+@pytest.mark.parametrize("rows", [3, FEW, FEW + 1])
 def test_native_linear_keeps_what_linear_promises(rows: int) -> None:
     x, w = numbers(rows, 12, 16)
     bias = jnp.arange(12, dtype=jnp.float32)

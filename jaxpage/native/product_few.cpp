@@ -12,7 +12,7 @@ using namespace jaxpage;
 // kBatch rows share them before the next ones are taken up.
 constexpr int64_t kDepth = 640;
 constexpr int64_t kBatch = 64;
-static_assert(kJobOutputs % kPanel == 0);
+static_assert(kFewOutputs % kPanel == 0);
 
 // What comes next of w, asked for a little at a time: memory is busy all along, and never so much
 // that a product waits for a place in the queue.
@@ -114,26 +114,25 @@ JAXPAGE_INLINE void add_panel(const Product& p, int64_t output, Ahead ahead) {
 
 // While a panel is multiplied the next one is asked for, of the next job's the first.
 template <class W>
-JAXPAGE_INLINE void add_panels(const Product& p, int64_t first, int64_t last, int64_t asked) {
+void add_panels(const Product& p, const ProductPart& part) {
   const char* all = static_cast<const char*>(p.w);
   const int64_t row_bytes = p.size * static_cast<int64_t>(sizeof(W));
   const int64_t bytes = bytes_a_turn(p, kPanel * row_bytes);
-  int64_t output = first;
-  for (; output + kPanel <= last; output += kPanel) {
+  int64_t output = part.first;
+  for (; output + kPanel <= part.last; output += kPanel) {
     const char* next = all + (output + kPanel) * row_bytes;
-    const bool is_last = output + 2 * kPanel > asked;
+    const bool is_last = output + 2 * kPanel > part.asked;
     add_panel<kPanel, W>(p, output, {next, next, is_last ? 0 : bytes});
   }
-  for (; output < last; ++output) add_panel<1, W>(p, output, {all, all, 0});
+  for (; output < part.last; ++output) add_panel<1, W>(p, output, {all, all, 0});
 }
 
 }  // namespace
 
 namespace jaxpage::JAXPAGE_SET {
 
-void product(const Product& p, bool is_bfloat16, int64_t first, int64_t last, int64_t asked) {
-  is_bfloat16 ? add_panels<BFloat16>(p, first, last, asked)
-              : add_panels<float>(p, first, last, asked);
+void product_few(const Product& p, bool is_bfloat16, const ProductPart& part) {
+  (is_bfloat16 ? add_panels<BFloat16> : add_panels<float>)(p, part);
 }
 
 }  // namespace jaxpage::JAXPAGE_SET

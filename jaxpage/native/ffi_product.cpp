@@ -1,0 +1,81 @@
+// The custom call of products: which kernel, and cut into which jobs.
+#include <algorithm>
+#include <memory>
+
+#include "kernels.h"
+#include "parallel.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+using namespace jaxpage;
+
+namespace {
+
+constexpr int64_t kFewBytes = 1 << 16;       // of w a job: so few that the threads end together
+constexpr int64_t kManyBytes = 1'400'000;    // of x a job: they stay in the second level of cache
+constexpr int64_t kFewestRows = 48;          // a job of many: fewer would not pay for turning w
+
+int64_t parts(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+
+void multiply_few(ffi::ThreadPool& pool, const Product& p, bool is_bfloat16) {
+  const int64_t row_bytes = p.size * (is_bfloat16 ? 2 : 4);
+  const int64_t panels = std::max<int64_t>(kFewBytes / row_bytes / kFewOutputs, 1);
+  const int64_t outputs = panels * kFewOutputs;
+  parallel_for(pool, parts(p.num_outputs, outputs), [&](int64_t job, int64_t, bool is_next_mine) {
+    const int64_t first = job * outputs, last = std::min(first + outputs, p.num_outputs);
+    const int64_t asked = is_next_mine ? std::min(last + outputs, p.num_outputs) : last;
+    kernels().product_few(p, is_bfloat16, {first, last, asked, 0, p.num_rows});
+  });
+}
+
+// Rows a job: as many as stay in cache, cut evenly; fewer where threads would have too few jobs.
+int64_t rows_of_many(const Product& p, int64_t workers) {
+  const int64_t panels = parts(p.num_outputs, kManyOutputs);
+  const int64_t row_bytes = p.size * static_cast<int64_t>(sizeof(float));
+  const int64_t fit = std::max(kManyBytes / row_bytes, kFewestRows);
+  const int64_t wanted = std::max(parts(p.num_rows, fit), parts(4 * workers, panels));
+  const int64_t blocks = std::min(wanted, parts(p.num_rows, kFewestRows));
+  return parts(parts(p.num_rows, blocks), 12) * 12;  // whole tiles
+}
+
+void multiply_many(ffi::ThreadPool& pool, const Product& p, bool is_bfloat16) {
+  const int64_t workers = num_workers(pool), rows = rows_of_many(p, workers);
+  const int64_t panels = parts(p.num_outputs, kManyOutputs), floats = p.size * kManyOutputs;
+  const std::unique_ptr<float[]> columns(new float[workers * floats + 16]);
+  void* start = columns.get();
+  std::size_t space = (workers * floats + 16) * sizeof(float);
+  float* aligned = static_cast<float*>(std::align(64, workers * floats * sizeof(float), start,
+                                                  space));
+  auto work = [&](int64_t job, int64_t worker, bool is_next_mine) {
+    const int64_t first = job % panels * kManyOutputs, row = job / panels * rows;
+    const int64_t last = std::min(first + kManyOutputs, p.num_outputs);
+    const int64_t asked = is_next_mine ? std::min(last + kManyOutputs, p.num_outputs) : last;
+    kernels().product_many(p, is_bfloat16,
+                           {first, last, asked, row, std::min(row + rows, p.num_rows)},
+                           aligned + worker * floats);
+  };
+  parallel_for(pool, parts(p.num_rows, rows) * panels, work);
+}
+
+ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer w,
+                   ffi::ResultBuffer<ffi::F32> y) {
+  const auto xs = x.dimensions(), ws = w.dimensions(), ys = y->dimensions();
+  const bool is_bfloat16 = w.element_type() == ffi::BF16;
+  if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2 || xs[1] != ws[1] || xs[1] < 1 ||
+      ys[0] != xs[0] || ys[1] != ws[0] || (w.element_type() != ffi::F32 && !is_bfloat16)) {
+    return ffi::Error::InvalidArgument(
+        "wanted x [M, D], w [O, D] in float32 or bfloat16 and y [M, O]");
+  }
+  const Product p{x.typed_data(), w.untyped_data(), y->typed_data(), xs[0], ws[0], xs[1]};
+  (p.num_rows > kFewRows ? multiply_many : multiply_few)(pool, p, is_bfloat16);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_product, product,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());

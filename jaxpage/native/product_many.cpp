@@ -1,0 +1,108 @@
+// Matrix products of many rows: arithmetic is most of the work. A panel of w is turned to columns
+// once for a block of rows, and then lanes are outputs: no sums across lanes.
+#include "kernels.h"
+
+#include "simd.h"
+
+namespace {
+
+using namespace jaxpage;
+
+// A tile is kVecs vectors of outputs by up to kTall rows of x.
+constexpr int kVecs = 2;
+constexpr int64_t kWidth = kVecs * kLanes;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int kTall = 6;  // of 16 registers
+#else
+constexpr int kTall = 12;  // of 32
+#endif
+static_assert(kManyOutputs % kWidth == 0);
+
+// Outputs `output` .. output + kWidth - 1 as columns[entry][output]; zeros for those beyond.
+template <class W>
+void turn(const Product& p, int64_t output, float* columns) {
+  const W* w = static_cast<const W*>(p.w);
+  for (int64_t i = 0; i < p.size; i += kLanes) {
+    const int64_t left = p.size - i, count = left < kLanes ? left : kLanes;
+    for (int64_t side = 0; side < kWidth; side += kLanes) {
+      Vec rows[kLanes];
+      for (int r = 0; r < kLanes; ++r) {
+        const int64_t row = output + side + r;
+        rows[r] = row < p.num_outputs ? load_any(w + row * p.size + i, left) : Vec{};
+      }
+      transpose(rows);
+      for (int64_t entry = 0; entry < count; ++entry) {
+        store(columns + (i + entry) * kWidth + side, rows[entry]);
+      }
+    }
+  }
+}
+
+template <int kUsed>
+JAXPAGE_INLINE void multiply_tile(const Product& p, const float* columns, int64_t row,
+                                  int64_t output) {
+  const float* x = p.x + row * p.size;
+  for (int c = 0; c < kUsed; ++c) {
+    const float* y = p.y + (row + c) * p.num_outputs + output;
+    for (int v = 0; v < kVecs; ++v) __builtin_prefetch(y + v * kLanes, 1, 3);  // to be written
+  }
+  Vec sums[kUsed][kVecs] = {};
+  for (int64_t i = 0; i < p.size; ++i) {
+    Vec w[kVecs];
+    for (int v = 0; v < kVecs; ++v) {
+      w[v] = load(columns + i * kWidth + v * kLanes);
+      hold(w[v]);
+    }
+    for (int c = 0; c < kUsed; ++c) {
+      Vec value = splat(x[c * p.size + i]);
+      hold(value);
+      for (int v = 0; v < kVecs; ++v) sums[c][v] += w[v] * value;
+    }
+  }
+  const int64_t width = p.num_outputs - output < kWidth ? p.num_outputs - output : kWidth;
+  for (int c = 0; c < kUsed; ++c) {
+    float* y = p.y + (row + c) * p.num_outputs + output;
+    if (width == kWidth) {
+      for (int v = 0; v < kVecs; ++v) store(y + v * kLanes, sums[c][v]);
+    } else {
+      for (int64_t i = 0; i < width; ++i) y[i] = sums[c][i / kLanes][i % kLanes];
+    }
+  }
+}
+
+// Rows `row` .. last - 1; between two tiles a part of what comes next of w is asked for.
+template <int kUsed>
+void multiply_rows(const Product& p, const float* columns, int64_t row, int64_t last,
+                   int64_t output, const char* ahead, int64_t bytes_a_row) {
+  for (; row + kUsed <= last; row += kUsed) {
+    const char* due = ahead + kUsed * bytes_a_row;
+    for (; ahead < due; ahead += 64) __builtin_prefetch(ahead, 0, 2);
+    multiply_tile<kUsed>(p, columns, row, output);
+  }
+  if constexpr (kUsed > 1) {
+    multiply_rows<kUsed / 2>(p, columns, row, last, output, ahead, bytes_a_row);
+  }
+}
+
+template <class W>
+void multiply(const Product& p, const ProductPart& part, float* columns) {
+  const int64_t rows = part.last_row - part.first_row, size = p.size * sizeof(W);
+  const char* w = static_cast<const char*>(p.w);
+  for (int64_t output = part.first; output < part.last; output += kWidth) {
+    const int64_t next = output + kWidth;
+    const int64_t asked = part.asked - next < kWidth ? part.asked - next : kWidth;
+    turn<W>(p, output, columns);
+    multiply_rows<kTall>(p, columns, part.first_row, part.last_row, output, w + next * size,
+                         asked > 0 ? (asked * size + rows - 1) / rows : 0);
+  }
+}
+
+}  // namespace
+
+namespace jaxpage::JAXPAGE_SET {
+
+void product_many(const Product& p, bool is_bfloat16, const ProductPart& part, float* scratch) {
+  (is_bfloat16 ? multiply<BFloat16> : multiply<float>)(p, part, scratch);
+}
+
+}  // namespace jaxpage::JAXPAGE_SET
