@@ -1,7 +1,5 @@
 // Attention over a paged pool: one function for decode, prefill and mixed steps.
 #include "attention_scores.h"
-#include "kernels.h"
-#include "simd.h"
 
 namespace {
 
@@ -10,21 +8,47 @@ using namespace jaxpage;
 constexpr float kTiny = 1.17549435e-38f;
 constexpr int64_t kChunks = kPartition / kChunk;
 
-struct State {
-  float* acc;    // [vectors, padded H]
-  float* top;    // [vectors]
-  float* total;  // [vectors]
-  State(float* at, int64_t vectors, int64_t padded)
-      : acc(at), top(at + vectors * padded), total(top + vectors) {}
+// One KV head of a job: where its keys and values lie in the first token of the pools, and what
+// belongs to its query vectors.
+template <class T>
+struct Head {
+  const T *keys, *values;
+  const float* q;  // [vectors, padded H], times the scale
+  float* scores;   // [vectors, kChunk], then weights
+  State state;     // of the present partition
+  void go_on(int64_t head_dim, int64_t vectors) {
+    keys += head_dim, values += head_dim;
+    q += vectors * padded_dim(head_dim), scores += vectors * kChunk;
+    state.skip(vectors, padded_dim(head_dim));
+  }
 };
 
-// acc = acc * fade + weights . V over the keys `seen`, for `kUsed` queries and `kVecs` vectors of the
-// head, from `at` on. With kAsks the keys of `ahead` are asked for meanwhile.
-template <int kUsed, int kVecs, bool kAsks, class T>
-JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, Keys seen,
-                               const Chunk* ahead, const float* weights, const float* fades,
-                               float* acc, int64_t at, int part) {
-  const T* pool = static_cast<const T*>(a.v_pool) + at;
+// What is asked for while keys are scored, and while values are summed.
+struct Asked {
+  Ahead values, keys;
+};
+
+// While the keys of a chunk are scored its values are asked for, and while these are summed, the
+// keys of the chunk `ahead`, of job `owner` if there is one.
+template <class T>
+Asked plan_asking(const Attention& a, const AttentionJob& job, const Chunk& chunk,
+                  const AttentionJob* owner, const Chunk& ahead) {
+  const int64_t live = chunk.high - chunk.low, wide = kWide * kLanes;
+  const int64_t columns = a.head_dim < kLanes ? 1 : a.head_dim / kLanes;
+  const int64_t tiles = (vectors_of_head(a, job) + kQueries - 1) / kQueries;
+  const int64_t scored = job.num_heads * ((live + kLanes - 1) / kLanes) * columns;
+  const int64_t summed = job.num_heads * tiles * ((a.head_dim + wide - 1) / wide) * live;
+  const T *keys = static_cast<const T*>(a.k_pool), *values = static_cast<const T*>(a.v_pool);
+  return {Ahead(values, chunk, job.num_heads * a.head_dim, scored),
+          owner ? Ahead(keys, ahead, owner->num_heads * a.head_dim, summed) : Ahead()};
+}
+
+// acc = acc * fade + weights . V over the keys `seen`, for `kUsed` queries and `kVecs` vectors of a
+// head, from `at` on.
+template <int kUsed, int kVecs, class T>
+JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, Keys seen, const T* values,
+                               Ahead& ahead, const float* weights, const float* fades, float* acc,
+                               int64_t at, int part) {
   const int64_t padded = padded_dim(a.head_dim);
   Vec sums[kUsed][kVecs];
   for (int c = 0; c < kUsed; ++c) {
@@ -32,14 +56,13 @@ JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, Keys seen
       sums[c][i] = load(acc + c * padded + at + i * kLanes) * fades[c];
     }
   }
+  Ahead asked = ahead;  // a copy stays in registers
   int64_t t = seen.low;
   do {  // at least once: a loop that may be passed by would keep the sums in memory
-    if (kAsks && t >= ahead->low && t < ahead->high) {
-      ask<T>(a.k_pool, ahead->offsets[t], a.head_dim);
-    }
+    asked.ask();
     Vec value[kVecs];
     for (int i = 0; i < kVecs; ++i) {
-      const T* from = pool + chunk.offsets[t] + i * kLanes;
+      const T* from = values + chunk.offsets[t] + at + i * kLanes;
       value[i] = part ? load_part(from, part) : load(from);
     }
     for (int c = 0; c < kUsed; ++c) {
@@ -47,118 +70,120 @@ JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, Keys seen
       for (int i = 0; i < kVecs; ++i) sums[c][i] += value[i] * weight;
     }
   } while (++t < seen.high);
+  ahead = asked;
   for (int c = 0; c < kUsed; ++c) {
     for (int i = 0; i < kVecs; ++i) store(acc + c * padded + at + i * kLanes, sums[c][i]);
   }
 }
 
-template <int kUsed, bool kAsks, class T>
-JAXPAGE_INLINE void add_head(const Attention& a, const Chunk& chunk, Keys seen,
-                             const Chunk* ahead, const float* weights, const float* fades,
-                             float* acc) {
+template <int kUsed, class T>
+JAXPAGE_INLINE void add_head(const Attention& a, const Chunk& chunk, Keys seen, const T* values,
+                             Ahead& ahead, const float* weights, const float* fades, float* acc) {
   const int64_t whole = a.head_dim / kLanes * kLanes;
   int64_t at = 0;
-  if (kAsks) {  // once
-    add_values<kUsed, kWide, true, T>(a, chunk, seen, ahead, weights, fades, acc, at, 0);
-    at += kWide * kLanes;
-  }
   for (; at + kWide * kLanes <= whole; at += kWide * kLanes) {
-    add_values<kUsed, kWide, false, T>(a, chunk, seen, nullptr, weights, fades, acc, at, 0);
+    add_values<kUsed, kWide>(a, chunk, seen, values, ahead, weights, fades, acc, at, 0);
   }
   for (; at < whole; at += kLanes) {
-    add_values<kUsed, 1, false, T>(a, chunk, seen, nullptr, weights, fades, acc, at, 0);
+    add_values<kUsed, 1>(a, chunk, seen, values, ahead, weights, fades, acc, at, 0);
   }
   if (const int part = static_cast<int>(a.head_dim - at)) {
-    add_values<kUsed, 1, false, T>(a, chunk, seen, nullptr, weights, fades, acc, at, part);
+    add_values<kUsed, 1>(a, chunk, seen, values, ahead, weights, fades, acc, at, part);
   }
 }
 
-// What a job's query vectors share: themselves, times the scale, and the present chunk's keys.
-struct Inputs {
-  float* q;       // [vectors, padded H]
-  float* turned;  // [padded H, kChunk]
-};
-
-// The keys of a chunk that a job's query vector sees.
+// The keys of a chunk that a query vector of a head sees.
 Keys seen_by(const Attention& a, const AttentionJob& job, const Chunk& chunk, int64_t vector) {
   const int64_t position = job.first_position + (job.is_prefix ? 0 : vector / a.group);
   const int64_t oldest = position - a.window + 1 - chunk.base, newest = position - chunk.base;
   return {oldest > chunk.low ? oldest : chunk.low, newest < chunk.high ? newest + 1 : chunk.high};
 }
 
-// One chunk for `kUsed` query vectors, the first of which is vector `first` of the job. The keys of
-// `ahead`, where there is one, are asked for.
-template <int kUsed, class T>
-void add_chunk(const Attention& a, const AttentionJob& job, const Chunk& chunk, const Chunk* ahead,
-               int64_t first, const Inputs& in, State state) {
-  const int64_t padded = padded_dim(a.head_dim);
-  const float* q = in.q + first * padded;
-  float* acc = state.acc + first * padded;
-  const Keys oldest = seen_by(a, job, chunk, first);
-  const Keys newest = seen_by(a, job, chunk, first + kUsed - 1);
-  const Keys seen{oldest.low, newest.high};
-  const bool asks = ahead && seen.low < seen.high && a.head_dim >= kWide * kLanes;
-  if (seen.low < seen.high) {
-    alignas(64) float scores[kUsed * kChunk];
-    if (job.num_tokens * a.group <= kQueries) {
-      score_few<kUsed, T>(a, chunk, seen, q, scores);
-    } else {
-      score_many<kUsed>(a, seen, in.turned, q, scores);
-    }
-    for (int c = 0; c < kUsed; ++c) {
-      const Keys here = seen_by(a, job, chunk, first + c);
-      if (here.low > 0 || here.high < kChunk) mask(scores + c * kChunk, here);
-    }
-    float fades[kUsed];
-    weigh<kUsed>(scores, state.top + first, state.total + first, fades);
-    if (asks) {
-      add_head<kUsed, true, T>(a, chunk, seen, ahead, scores, fades, acc);
-    } else {
-      add_head<kUsed, false, T>(a, chunk, seen, nullptr, scores, fades, acc);
-    }
-  }
-  if (ahead) ask_rest<T>(a, asks ? seen : Keys{0, 0}, *ahead);
+// Keys that any of `count` query vectors of a head sees, from `first` on.
+Keys seen_by_tile(const Attention& a, const AttentionJob& job, const Chunk& chunk, int64_t first,
+                  int64_t count) {
+  return {seen_by(a, job, chunk, first).low, seen_by(a, job, chunk, first + count - 1).high};
 }
 
-void clear(State state, int64_t vectors, int64_t padded) {
-  for (int64_t i = 0; i < vectors * padded; ++i) state.acc[i] = 0;
-  for (int64_t i = 0; i < vectors; ++i) state.top[i] = kNothing, state.total[i] = 0;
+// Scores of `kUsed` query vectors of a head, from `first` on. `turned`: the chunk's keys as
+// columns, or nullptr for a tile that is the only one.
+template <int kUsed, class T>
+void score(const Attention& a, const AttentionJob& job, const Chunk& chunk, int64_t first,
+           const Head<T>& head, const float* turned, Ahead& ahead) {
+  const Keys seen = seen_by_tile(a, job, chunk, first, kUsed);
+  if (seen.low >= seen.high) return;
+  const float* q = head.q + first * padded_dim(a.head_dim);
+  float* scores = head.scores + first * kChunk;
+  if (turned) {
+    score_many<kUsed>(a, seen, turned, q, scores);
+  } else {
+    score_few<kUsed>(a, chunk, seen, head.keys, ahead, q, scores);
+  }
+  for (int c = 0; c < kUsed; ++c) {
+    const Keys here = seen_by(a, job, chunk, first + c);
+    if (here.low > 0 || here.high < kChunk) mask(scores + c * kChunk, here);
+  }
 }
 
-// Adds a chunk to a state, for query vectors `first` .. `last` - 1 of a job.
+// Adds the values of a chunk, by their scores, to the states of `kUsed` query vectors of a head.
 template <int kUsed, class T>
-void add_chunk_to_all(const Attention& a, const AttentionJob& job, const Chunk& chunk,
-                      const Chunk* ahead, int64_t first, int64_t last, const Inputs& in,
-                      State state) {
-  for (; first + kUsed <= last; first += kUsed) {
-    add_chunk<kUsed, T>(a, job, chunk, ahead, first, in, state);
-    ahead = nullptr;
-  }
+void sum_up(const Attention& a, const AttentionJob& job, const Chunk& chunk, int64_t first,
+            const Head<T>& head, Ahead& ahead) {
+  const Keys seen = seen_by_tile(a, job, chunk, first, kUsed);
+  if (seen.low >= seen.high) return;
+  State state = head.state;
+  state.skip(first, padded_dim(a.head_dim));
+  float* scores = head.scores + first * kChunk;
+  float fades[kUsed];
+  weigh<kUsed>(scores, state.top, state.total, fades);
+  add_head<kUsed>(a, chunk, seen, head.values, ahead, scores, fades, state.acc);
+}
+
+// Calls use(first, a constant) for tiles of kUsed and then of fewer query vectors.
+template <int kUsed, class Use>
+JAXPAGE_INLINE void for_tiles(int64_t first, int64_t last, Use use) {
+  for (; first + kUsed <= last; first += kUsed) use(first, std::integral_constant<int, kUsed>{});
   if constexpr (kUsed > 1) {
-    if (first < last) add_chunk_to_all<kUsed - 1, T>(a, job, chunk, ahead, first, last, in, state);
+    if (first < last) for_tiles<kUsed - 1>(first, last, use);
   }
 }
 
-// Adds `more` to `state`, which comes before it.
-void merge_states(State state, State more, int64_t vectors, int64_t padded) {
-  for (int64_t v = 0; v < vectors; ++v) {
-    const float top = more.top[v] > state.top[v] ? more.top[v] : state.top[v];
-    const float fade = exp_negative(splat(state.top[v] - top))[0];
-    const float weight = exp_negative(splat(more.top[v] - top))[0];
-    for (int64_t i = v * padded; i < (v + 1) * padded; i += kLanes) {
-      store(state.acc + i, load(state.acc + i) * fade + load(more.acc + i) * weight);
-    }
-    state.top[v] = top;
-    state.total[v] = state.total[v] * fade + more.total[v] * weight;
+// Adds a chunk to the states of a job: first all heads' scores, then all heads' values, so that
+// memory is read in the order it lies in. `turned`: room for a head's keys as columns.
+template <class T>
+void add_chunk(const Attention& a, const AttentionJob& job, const Chunk& chunk, Head<T> head,
+               float* turned, Asked asked) {
+  const int64_t vectors = vectors_of_head(a, job);
+  const Head<T> first_head = head;
+  if (vectors <= kQueries) turned = nullptr;
+  for (int64_t i = 0; i < job.num_heads; ++i, head.go_on(a.head_dim, vectors)) {
+    if (turned) turn_keys(a, chunk, head.keys, asked.values, turned);
+    for_tiles<kQueries>(0, vectors, [&](int64_t first, auto used) {
+      score<used>(a, job, chunk, first, head, turned, asked.values);
+    });
   }
+  asked.values.ask_rest();
+  head = first_head;
+  for (int64_t i = 0; i < job.num_heads; ++i, head.go_on(a.head_dim, vectors)) {
+    for_tiles<kQueries>(0, vectors, [&](int64_t first, auto used) {
+      sum_up<used>(a, job, chunk, first, head, asked.keys);
+    });
+  }
+  asked.keys.ask_rest();
+}
+
+// Where a job's query vector lies in q and out.
+int64_t locate_vector(const Attention& a, const AttentionJob& job, int64_t vector) {
+  const int64_t of_head = vectors_of_head(a, job), inside = vector % of_head;
+  const int64_t token = job.tokens[inside / a.group], kv_head = job.kv_head + vector / of_head;
+  return ((token * a.num_kv_heads + kv_head) * a.group + inside % a.group) * a.head_dim;
 }
 
 void write_out(const Attention& a, const AttentionJob& job, State state) {
-  const int64_t padded = padded_dim(a.head_dim), num_heads = a.num_kv_heads * a.group;
-  for (int64_t v = 0; v < job.num_tokens * a.group; ++v) {
-    const int64_t token = job.tokens[v / a.group], head = job.kv_head * a.group + v % a.group;
+  const int64_t padded = padded_dim(a.head_dim);
+  for (int64_t v = 0; v < num_vectors(a, job); ++v) {
     const float* __restrict acc = state.acc + v * padded;
-    float* __restrict out = a.out + (token * num_heads + head) * a.head_dim;
+    float* __restrict out = a.out + locate_vector(a, job, v);
     const float total = state.total[v] > kTiny ? state.total[v] : kTiny;  // of nothing: 0 / tiny
     for (int64_t i = 0; i < a.head_dim; ++i) out[i] = acc[i] / total;
   }
@@ -168,13 +193,14 @@ void write_out(const Attention& a, const AttentionJob& job, State state) {
 // one that is begun.
 template <bool kOut>
 void move_begun(const Attention& a, const AttentionJob& job, State state, State more) {
-  const int64_t padded = padded_dim(a.head_dim);
+  const int64_t padded = padded_dim(a.head_dim), floats = state_floats(a.group, a.head_dim);
   auto move = [](float* here, float* there, int64_t count) {
     __builtin_memcpy(kOut ? there : here, kOut ? here : there, count * sizeof(float));
   };
-  for (int64_t i = 0; i < job.num_tokens; ++i) {
-    const int64_t floats = state_floats(a.group, a.head_dim), first = i * a.group;
-    const int64_t place = (job.tokens[i] * a.num_kv_heads + job.kv_head) * 2;
+  for (int64_t i = 0; i < job.num_heads * job.num_tokens; ++i) {
+    const int64_t token = job.tokens[i % job.num_tokens];
+    const int64_t kv_head = job.kv_head + i / job.num_tokens, first = i * a.group;
+    const int64_t place = (token * a.num_kv_heads + kv_head) * 2;
     for (int64_t part = 0; part < 2; ++part) {
       const State mine = part ? more : state;
       const State theirs(job.begun + (place + part) * floats, a.group, padded);
@@ -186,10 +212,9 @@ void move_begun(const Attention& a, const AttentionJob& job, State state, State 
 }
 
 void scale_queries(const Attention& a, const AttentionJob& job, float* q) {
-  const int64_t padded = padded_dim(a.head_dim), num_heads = a.num_kv_heads * a.group;
-  for (int64_t v = 0; v < job.num_tokens * a.group; ++v) {
-    const int64_t token = job.tokens[v / a.group], head = job.kv_head * a.group + v % a.group;
-    const float* __restrict from = a.q + (token * num_heads + head) * a.head_dim;
+  const int64_t padded = padded_dim(a.head_dim);
+  for (int64_t v = 0; v < num_vectors(a, job); ++v) {
+    const float* __restrict from = a.q + locate_vector(a, job, v);
     float* __restrict to = q + v * padded;
     for (int64_t i = 0; i < a.head_dim; ++i) to[i] = from[i] * a.scale;
   }
@@ -203,12 +228,16 @@ float* align(float* at) {
 template <class T>
 void attend_typed(const Attention& a, const AttentionJob& job, const AttentionJob* next_job,
                   float* scratch) {
-  const int64_t padded = padded_dim(a.head_dim), vectors = job.num_tokens * a.group;
-  const Inputs in{align(scratch), align(scratch) + vectors * padded};
-  scale_queries(a, job, in.q);
-  float* states = in.turned + padded * kChunk;
+  const int64_t padded = padded_dim(a.head_dim), vectors = num_vectors(a, job);
+  float* q = align(scratch);
+  float* turned = q + vectors * padded;
+  float* scores = turned + padded * kChunk;
+  float* states = scores + vectors * kChunk;
+  scale_queries(a, job, q);
   State state(job.partial ? job.partial : states, vectors, padded);
   State more(align(states + state_floats(vectors, a.head_dim)), vectors, padded);
+  const Head<T> head{static_cast<const T*>(a.k_pool), static_cast<const T*>(a.v_pool), q, scores,
+                     more};
   const bool goes_on = job.begun && !job.is_prefix;
   goes_on ? move_begun<false>(a, job, state, more) : clear(more, vectors, padded);
   bool is_empty = !goes_on || job.first_chunk < kChunks;
@@ -217,11 +246,9 @@ void attend_typed(const Attention& a, const AttentionJob& job, const AttentionJo
   for (; index < job.last_chunk; chunk = ahead, ++index) {
     if (index % kChunks == 0) clear(more, vectors, padded);
     const bool is_last = index + 1 == job.last_chunk;
-    if (!is_last) ahead = locate(a, job, index + 1);
-    if (is_last && next_job) ahead = locate(a, *next_job, first_seen(a, *next_job));
-    const Chunk* asked = is_last && !next_job ? nullptr : &ahead;
-    if (vectors > kQueries) turn_keys<T>(a, chunk, in.turned);
-    add_chunk_to_all<kQueries, T>(a, job, chunk, asked, 0, vectors, in, more);
+    const AttentionJob* owner = is_last ? next_job : &job;
+    if (owner) ahead = locate(a, *owner, is_last ? first_seen(a, *owner) : index + 1);
+    add_chunk(a, job, chunk, head, turned, plan_asking<T>(a, job, chunk, owner, ahead));
     const bool is_whole = (index + 1) % kChunks == 0;
     if (!is_whole && (job.is_prefix || !is_last)) continue;
     if (is_empty) {
@@ -248,7 +275,7 @@ void attend(const Attention& a, bool is_bfloat16, const AttentionJob& job, const
 }
 
 void merge(const Attention& a, const AttentionJob& job, const float* partials, float* scratch) {
-  const int64_t padded = padded_dim(a.head_dim), vectors = job.num_tokens * a.group;
+  const int64_t padded = padded_dim(a.head_dim), vectors = num_vectors(a, job);
   const int64_t floats = state_floats(vectors, a.head_dim);
   __builtin_memcpy(scratch, partials, floats * sizeof(float));
   State state(scratch, vectors, padded);

@@ -3,98 +3,30 @@
 // in order, without sums over lanes. So it is the same to the bit in any tile.
 #pragma once
 
-#include "kernels.h"
-#include "simd.h"
+#include "attention_chunk.h"
+#include "attention_state.h"
 
 namespace {
 
 using namespace jaxpage;
 
-constexpr float kMasked = -1e30f;  // -inf minus -inf would be NaN
-constexpr float kNothing = kMasked / 2;  // top score of no keys: masked keys weigh 0 beside it
-constexpr int64_t kTurned = kLanes * kWide / 2;  // keys are turned and scored in multiples of it
-
-// Keys `low` .. `high` - 1 of a chunk.
-struct Keys {
-  int64_t low, high;
-};
-
-// One chunk of keys: offsets of its live tokens, `low` .. `high` - 1, in a pool, and its position.
-struct Chunk {
-  int64_t base, low, high;
-  int64_t offsets[kChunk];
-  int64_t first_turned() const { return low / kTurned * kTurned; }
-};
-
-// Position of the oldest key that any query of a job sees, and the chunk that it is in. Partitions
-// begin with chunks that a window may hide wholly: those are passed over.
-inline int64_t oldest_seen(const Attention& a, const AttentionJob& job) {
-  const int64_t oldest = job.first_position - a.window + 1;
-  return oldest > 0 ? oldest : 0;
-}
-
-inline int64_t first_seen(const Attention& a, const AttentionJob& job) {
-  const int64_t index = oldest_seen(a, job) / kChunk;
-  return index > job.first_chunk ? index : job.first_chunk;
-}
-
-inline Chunk locate(const Attention& a, const AttentionJob& job, int64_t index_of_chunk) {
-  const int64_t start = oldest_seen(a, job), base = index_of_chunk * kChunk;
-  const int64_t end = job.first_position + (job.is_prefix ? 0 : job.num_tokens);
-  Chunk chunk;
-  chunk.base = base;
-  chunk.low = start > base ? start - base : 0;
-  chunk.high = end - base < kChunk ? end - base : kChunk;
-  const int32_t* table = a.block_tables + job.row * a.table_width;
-  const int64_t first = base + chunk.low, stride = a.num_kv_heads * a.head_dim;
-  int64_t index = first / a.block_size, inside = first % a.block_size;
-  for (int64_t t = chunk.low; t < chunk.high; ++index, inside = 0) {
-    const int64_t named = table[index], last = a.num_blocks - 1;
-    const int64_t block = named < 0 ? 0 : named > last ? last : named;
-    const int64_t left = a.block_size - inside, end = t + left < chunk.high ? t + left : chunk.high;
-    int64_t offset = (block * a.block_size + inside) * stride + job.kv_head * a.head_dim;
-    for (; t < end; ++t, offset += stride) chunk.offsets[t] = offset;
-  }
-  // What is turned reaches beyond the live keys: there it reads a live one, which is masked.
-  const int64_t live = chunk.offsets[chunk.low];
-  for (int64_t t = chunk.first_turned(); t < chunk.low; ++t) chunk.offsets[t] = live;
-  for (int64_t t = chunk.high; t % kTurned; ++t) chunk.offsets[t] = live;
-  return chunk;
-}
-
-// Asks memory for a head of one token in a pool.
-template <class T>
-JAXPAGE_INLINE void ask(const void* pool, int64_t offset, int64_t head_dim) {
-  const char* from = reinterpret_cast<const char*>(static_cast<const T*>(pool) + offset);
-  const int64_t bytes = head_dim * static_cast<int64_t>(sizeof(T));
-  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 3);
-}
-
-// The keys of `ahead` that were not asked for beside those of `asked`.
-template <class T>
-JAXPAGE_INLINE void ask_rest(const Attention& a, Keys asked, const Chunk& ahead) {
-  for (int64_t t = ahead.low; t < ahead.high; ++t) {
-    if (t < asked.low || t >= asked.high) ask<T>(a.k_pool, ahead.offsets[t], a.head_dim);
-  }
-}
-
 // Calls use(d, columns, count) for entries d .. d + count - 1 of the head, in order: lane i of a
-// column is key `first` + i of the chunk. Meanwhile asks for the values of those keys.
+// column is the key at offsets[i]. Asks for what is ahead meanwhile.
 template <class T, class Use>
-JAXPAGE_INLINE void for_columns(const Attention& a, const Chunk& chunk, int64_t first, Use use) {
-  const T* pool = static_cast<const T*>(a.k_pool);
-  const T* values = static_cast<const T*>(a.v_pool);
-  const int64_t* offsets = chunk.offsets + first;
+JAXPAGE_INLINE void for_columns(int64_t head_dim, const T* keys, const int64_t* offsets,
+                                Ahead& ahead, Use use) {
   Vec rows[kLanes];
+  Ahead asked = ahead;  // a copy stays in registers
   int64_t d = 0;
-  for (; d + kLanes <= a.head_dim; d += kLanes) {
-    for (int i = 0; i < kLanes; ++i) rows[i] = load(pool + offsets[i] + d);
-    for (int i = 0; i < kLanes; ++i) __builtin_prefetch(values + offsets[i] + d, 0, 3);
+  for (; d + kLanes <= head_dim; d += kLanes) {
+    for (int i = 0; i < kLanes; ++i) rows[i] = load(keys + offsets[i] + d);
+    asked.ask();
     transpose(rows);
     use(d, rows, kLanes);
   }
-  if (const int part = static_cast<int>(a.head_dim - d)) {
-    for (int i = 0; i < kLanes; ++i) rows[i] = load_part(pool + offsets[i] + d, part);
+  ahead = asked;
+  if (const int part = static_cast<int>(head_dim - d)) {
+    for (int i = 0; i < kLanes; ++i) rows[i] = load_part(keys + offsets[i] + d, part);
     transpose(rows);
     use(d, rows, part);
   }
@@ -102,28 +34,31 @@ JAXPAGE_INLINE void for_columns(const Attention& a, const Chunk& chunk, int64_t 
 
 // The chunk's keys as columns, turned[entry of the head][key].
 template <class T>
-JAXPAGE_INLINE void turn_keys(const Attention& a, const Chunk& chunk, float* turned) {
+JAXPAGE_INLINE void turn_keys(const Attention& a, const Chunk& chunk, const T* keys, Ahead& ahead,
+                              float* turned) {
   for (int64_t t = chunk.first_turned(); t < chunk.high || t % kTurned; t += kLanes) {
-    for_columns<T>(a, chunk, t, [&](int64_t d, const Vec* columns, int count) {
+    const auto keep = [&](int64_t d, const Vec* columns, int count) {
 #pragma GCC unroll 16  // columns stay in registers
       for (int i = 0; i < count; ++i) store(turned + (d + i) * kChunk + t, columns[i]);
-    });
+    };
+    for_columns(a.head_dim, keys, chunk.offsets + t, ahead, keep);
   }
 }
 
 // Few query vectors: scores from the columns while they are in registers.
 template <int kUsed, class T>
-JAXPAGE_INLINE void score_few(const Attention& a, const Chunk& chunk, Keys seen,
-                              const float* q, float* scores) {
+JAXPAGE_INLINE void score_few(const Attention& a, const Chunk& chunk, Keys seen, const T* keys,
+                              Ahead& ahead, const float* q, float* scores) {
   const int64_t padded = padded_dim(a.head_dim);
   for (int64_t t = seen.low / kLanes * kLanes; t < seen.high; t += kLanes) {
     Vec sums[kUsed] = {};
-    for_columns<T>(a, chunk, t, [&](int64_t d, const Vec* columns, int count) {
+    const auto multiply = [&](int64_t d, const Vec* columns, int count) {
 #pragma GCC unroll 16
       for (int i = 0; i < count; ++i) {
         for (int c = 0; c < kUsed; ++c) sums[c] += columns[i] * q[c * padded + d + i];
       }
-    });
+    };
+    for_columns(a.head_dim, keys, chunk.offsets + t, ahead, multiply);
     for (int c = 0; c < kUsed; ++c) store(scores + c * kChunk + t, sums[c]);
   }
 }

@@ -47,12 +47,13 @@ struct Rows {
   int64_t count, num_tokens;
 };
 
-// Tiles of up to kMostVectors query vectors of one row and KV head. The last tiles of a prompt,
-// which see most keys, come first.
-std::vector<AttentionJob> cut_jobs(const Attention& a, const Rows& rows, const int32_t* tokens) {
+// Tiles of a row's query tokens, up to kMostVectors query vectors of a KV head, for all heads. The
+// last tiles of a prompt, which see most keys, come first.
+std::vector<AttentionJob> cut_rows(const Attention& a, const Rows& rows, const int32_t* tokens) {
   std::vector<AttentionJob> jobs;
   const int64_t tile = a.group < kMostVectors ? kMostVectors / a.group : 1;
   const int64_t most = a.table_width * a.block_size;
+  jobs.reserve(rows.count + rows.num_tokens / tile);
   for (int64_t row = 0; row < rows.count; ++row) {
     const int64_t context = std::min<int64_t>(rows.context_lens[row], most);
     const int64_t begin = std::max<int64_t>(rows.starts[row], 0);
@@ -63,10 +64,34 @@ std::vector<AttentionJob> cut_jobs(const Attention& a, const Rows& rows, const i
       const int64_t oldest = std::max<int64_t>(position - a.window + 1, 0);
       const int64_t first = oldest / kPartition * (kPartition / kChunk);
       const int64_t last = (position + here + kChunk - 1) / kChunk;
-      for (int64_t head = 0; head < a.num_kv_heads; ++head) {
-        jobs.push_back({row, head, tokens + begin + skip, position, here, first, last, nullptr,
-                        nullptr, false});
-      }
+      jobs.push_back({row, 0, a.num_kv_heads, tokens + begin + skip, position, here, first, last,
+                      nullptr, nullptr, false});
+    }
+  }
+  return jobs;
+}
+
+// How many jobs a tile becomes: of as many heads as hold kMostVectors query vectors, up to `most`.
+int64_t num_cuts(const Attention& a, const AttentionJob& tile, int64_t most) {
+  const int64_t fit = std::min(most, kMostVectors / vectors_of_head(a, tile));
+  return fit > 1 ? (tile.num_heads + fit - 1) / fit : tile.num_heads;
+}
+
+// Heads that lie side by side are read together, in the order of memory. Where that makes few of
+// `count` pieces of work for the threads, jobs have fewer heads.
+std::vector<AttentionJob> cut_heads(const Attention& a, const std::vector<AttentionJob>& tiles,
+                                    int64_t count, int64_t enough) {
+  const int64_t most = a.num_kv_heads * count / enough;
+  std::vector<AttentionJob> jobs;
+  int64_t needed = 0;
+  for (const auto& tile : tiles) needed += num_cuts(a, tile, most);
+  jobs.reserve(needed);
+  for (const auto& tile : tiles) {
+    const int64_t cuts = num_cuts(a, tile, most);
+    for (int64_t i = 0; i < cuts; ++i) {
+      jobs.push_back(tile);
+      jobs.back().kv_head = tile.num_heads * i / cuts;
+      jobs.back().num_heads = tile.num_heads * (i + 1) / cuts - jobs.back().kv_head;
     }
   }
   return jobs;
@@ -74,7 +99,7 @@ std::vector<AttentionJob> cut_jobs(const Attention& a, const Rows& rows, const i
 
 int64_t most_vectors(const Attention& a, const std::vector<AttentionJob>& jobs) {
   int64_t vectors = 1;
-  for (const auto& job : jobs) vectors = std::max(vectors, job.num_tokens * a.group);
+  for (const auto& job : jobs) vectors = std::max(vectors, num_vectors(a, job));
   return vectors;
 }
 
@@ -88,6 +113,9 @@ void run_jobs(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
   });
 }
 
+// Jobs that keep all threads busy to the end.
+int64_t num_enough(const ffi::ThreadPool& pool) { return 8 * num_workers(pool); }
+
 int64_t num_partitions(const AttentionJob& job) {
   constexpr int64_t kChunks = kPartition / kChunk;
   return (job.last_chunk + kChunks - 1) / kChunks - job.first_chunk / kChunks;
@@ -98,9 +126,10 @@ void run_split(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
                const std::vector<AttentionJob>& jobs) {
   std::vector<int64_t> starts;
   int64_t needed = 0;
+  starts.reserve(jobs.size());
   for (const auto& job : jobs) {
     starts.push_back(needed);
-    needed += num_partitions(job) * state_floats(job.num_tokens * a.group, a.head_dim);
+    needed += num_partitions(job) * state_floats(num_vectors(a, job), a.head_dim);
   }
   const Numbers partials(new float[needed]);
   std::vector<AttentionJob> parts;
@@ -111,7 +140,7 @@ void run_split(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
       part.first_chunk = chunk;
       chunk = part.last_chunk = std::min(chunk + kPartition / kChunk, jobs[i].last_chunk);
       parts.push_back(part);
-      part.partial += state_floats(part.num_tokens * a.group, a.head_dim);
+      part.partial += state_floats(num_vectors(a, part), a.head_dim);
     }
   }
   run_jobs(pool, a, is_bfloat16, parts);
@@ -147,36 +176,41 @@ void run_shared(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
     const int64_t tile = tile_tokens(a, count, num_workers(pool));
     for (int64_t first = 0; first < count; first += tile) {
       for (int64_t head = 0; head < num_heads; ++head) {
-        shared.push_back({row, head, own + first, prefix.num_chunks * kChunk,
+        shared.push_back({row, head, 1, own + first, prefix.num_chunks * kChunk,
                           std::min(tile, count - first), 0, prefix.num_chunks, nullptr,
                           begun.get(), true});
       }
     }
     for (const int64_t index : prefix.jobs) {
-      for (int64_t head = 0; head < num_heads; ++head) {
-        jobs[index + head].first_chunk = prefix.num_chunks;
-        jobs[index + head].begun = begun.get();
-      }
+      jobs[index].first_chunk = prefix.num_chunks;
+      jobs[index].begun = begun.get();
     }
     own += count;
   }
   run_jobs(pool, a, is_bfloat16, shared);
-  run_jobs(pool, a, is_bfloat16, jobs);
+  run_jobs(pool, a, is_bfloat16, cut_heads(a, jobs, jobs.size(), num_enough(pool)));
 }
 
 void attend(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16, const Rows& rows,
             bool shares_prefixes) {
   std::vector<int32_t> tokens(rows.num_tokens);
   for (int64_t t = 0; t < rows.num_tokens; ++t) tokens[t] = static_cast<int32_t>(t);
-  auto jobs = cut_jobs(a, rows, tokens.data());
-  int64_t longest = 0;
-  for (const auto& job : jobs) longest = std::max(longest, num_partitions(job));
-  if (longest > 1 && static_cast<int64_t>(jobs.size()) < 8 * num_workers(pool)) {
-    return run_split(pool, a, is_bfloat16, jobs);
+  auto tiles = cut_rows(a, rows, tokens.data());
+  const int64_t num_tiles = tiles.size(), enough = num_enough(pool);
+  int64_t longest = 0, num_jobs = 0, num_parts = 0;
+  for (const auto& tile : tiles) {
+    longest = std::max(longest, num_partitions(tile));
+    num_jobs += num_cuts(a, tile, a.num_kv_heads);
+    num_parts += num_partitions(tile);
   }
-  const auto prefixes = shares_prefixes ? find_prefixes(a, jobs) : std::vector<SharedPrefix>();
-  if (prefixes.empty()) return run_jobs(pool, a, is_bfloat16, jobs);
-  run_shared(pool, a, is_bfloat16, jobs, prefixes);
+  if (shares_prefixes && (longest < 2 || num_tiles * a.num_kv_heads >= enough)) {
+    const auto prefixes = find_prefixes(a, tiles);
+    if (!prefixes.empty()) return run_shared(pool, a, is_bfloat16, tiles, prefixes);
+  }
+  if (longest > 1 && num_jobs < enough) {
+    return run_split(pool, a, is_bfloat16, cut_heads(a, tiles, num_parts, enough));
+  }
+  run_jobs(pool, a, is_bfloat16, cut_heads(a, tiles, num_tiles, enough));
 }
 
 ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k,

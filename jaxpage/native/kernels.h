@@ -77,7 +77,7 @@ struct Attention {
 // position 0, and merged in order: the result is the same to the bit however jobs are cut.
 constexpr int64_t kChunk = 64;
 constexpr int64_t kPartition = 256;
-constexpr int64_t kMostVectors = 64;  // query vectors (query tokens x group) that a job holds
+constexpr int64_t kMostVectors = 64;  // query vectors (query tokens x query heads) of a job
 
 // An online softmax (FlashAttention, Dao et al. 2022, algorithm 1) of `vectors` queries in one
 // array: weighted sums of V [vectors, padded H], then largest scores and sums of weights.
@@ -85,15 +85,17 @@ inline int64_t padded_dim(int64_t head_dim) { return (head_dim + 15) / 16 * 16; 
 inline int64_t state_floats(int64_t vectors, int64_t head_dim) {
   return vectors * (padded_dim(head_dim) + 2);
 }
-// Query vectors, a chunk's turned keys, two states, and room to align.
+// Query vectors, a head's turned keys and all scores of a chunk, two states, and room to align.
 inline int64_t scratch_floats(int64_t vectors, int64_t head_dim) {
-  return (vectors + kChunk) * padded_dim(head_dim) + 2 * state_floats(vectors, head_dim) + 48;
+  return (vectors + kChunk) * padded_dim(head_dim) + vectors * kChunk +
+         2 * state_floats(vectors, head_dim) + 48;
 }
 
 // What a job leaves for another to go on from: for each of its tokens the sum of the partitions
 // that are whole and the one that is begun, two states of `group` vectors.
 struct AttentionJob {
-  int64_t row, kv_head;    // the row whose table is read
+  int64_t row;                 // whose table is read
+  int64_t kv_head, num_heads;  // the first KV head and how many; a token's heads lie side by side
   const int32_t* tokens;   // of q, num_tokens of them
   int64_t first_position;  // of the first token in its sequence; the others follow it
   int64_t num_tokens;
@@ -102,6 +104,14 @@ struct AttentionJob {
   float* begun;     // nullptr, or the states [T, K, 2] of what was summed before first_chunk
   bool is_prefix;   // leave `begun` for others, which go on from last_chunk
 };
+
+// Query vectors of a job: head by head, token by token.
+inline int64_t vectors_of_head(const Attention& a, const AttentionJob& job) {
+  return job.num_tokens * a.group;
+}
+inline int64_t num_vectors(const Attention& a, const AttentionJob& job) {
+  return job.num_heads * vectors_of_head(a, job);
+}
 
 struct Kernels {
   void (*product_few)(const Product&, bool is_bfloat16, const ProductPart&);

@@ -10,7 +10,7 @@
 namespace jaxpage {
 
 struct SharedPrefix {
-  std::vector<int64_t> jobs;  // the first job of each of the rows; those of its other heads follow
+  std::vector<int64_t> jobs;  // one of each of the rows, of all heads
   int64_t num_chunks;         // of keys, the same for all of them
 };
 
@@ -18,7 +18,7 @@ struct SharedPrefix {
 class PrefixFinder {
  public:
   PrefixFinder(const Attention& a, const std::vector<AttentionJob>& jobs) : a_(a), jobs_(jobs) {
-    for (size_t i = 0; i < jobs.size(); i += a.num_kv_heads) {
+    for (size_t i = 0; i < jobs.size(); ++i) {
       if (jobs[i].num_tokens == 1 && jobs[i].first_position >= kChunk) order_.push_back(i);
     }
     std::sort(order_.begin(), order_.end(), [&](int64_t x, int64_t y) {

@@ -16,10 +16,8 @@ int main(int argc, char** argv) {
   for (int at = 2; at < argc; at += 1 + a.table_width) {
     const int64_t row = (at - 2) / (1 + a.table_width);
     for (int i = 0; i < a.table_width; ++i) tables.push_back(std::atoi(argv[at + 1 + i]));
-    for (int64_t head = 0; head < a.num_kv_heads; ++head) {
-      const int64_t position = std::atoi(argv[at]) - 1;
-      jobs.push_back({row, head, nullptr, position, 1, 0, 0, nullptr, nullptr, false});
-    }
+    const int64_t position = std::atoi(argv[at]) - 1;
+    jobs.push_back({row, 0, 2, nullptr, position, 1, 0, 0, nullptr, nullptr, false});
   }
   a.block_tables = tables.data();
   for (const auto& prefix : jaxpage::find_prefixes(a, jobs)) {
