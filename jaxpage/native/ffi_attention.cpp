@@ -27,16 +27,23 @@ uint16_t to_bfloat16(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-// Rows of `from` at their slots of a pool; slots beyond the pool are dropped.
-void store(const float* from, void* pool, bool is_bfloat16, const int32_t* slots,
-           int64_t num_tokens, int64_t num_slots, int64_t size) {
-  for (int64_t t = 0; t < num_tokens; ++t, from += size) {
-    if (slots[t] < 0 || slots[t] >= num_slots) continue;
+// Where a step's keys, or values, are stored; slots beyond the pool are dropped.
+struct Store {
+  const float* from;  // [T, size]
+  void* pool;         // [num_slots, size], float or bfloat16
+  const int32_t* slots;
+  int64_t num_slots, size;
+};
+
+void store(const Store& s, bool is_bfloat16, int64_t first, int64_t last) {
+  for (int64_t t = first; t < last; ++t) {
+    if (s.slots[t] < 0 || s.slots[t] >= s.num_slots) continue;
+    const float* from = s.from + t * s.size;
     if (is_bfloat16) {
-      uint16_t* to = static_cast<uint16_t*>(pool) + slots[t] * size;
-      std::transform(from, from + size, to, to_bfloat16);
+      uint16_t* to = static_cast<uint16_t*>(s.pool) + s.slots[t] * s.size;
+      std::transform(from, from + s.size, to, to_bfloat16);
     } else {
-      std::memcpy(static_cast<float*>(pool) + slots[t] * size, from, size * sizeof(float));
+      std::memcpy(static_cast<float*>(s.pool) + s.slots[t] * s.size, from, s.size * sizeof(float));
     }
   }
 }
@@ -213,6 +220,20 @@ void attend(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16, const R
   run_jobs(pool, a, is_bfloat16, cut_heads(a, tiles, num_tiles, enough));
 }
 
+// Stores the tokens' keys and values, and clears out: padding tokens and empty rows stay so.
+void begin(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16, const Store& keys,
+           const Store& values, int64_t num_tokens) {
+  constexpr int64_t kPiece = 16;  // tokens; sharing out one piece or two takes longer than it saves
+  const int64_t size = a.num_kv_heads * a.group * a.head_dim;
+  const int64_t pieces = num_tokens < 3 * kPiece ? 1 : num_tokens / kPiece;
+  parallel_for(pool, pieces, [&](int64_t piece, int64_t, bool) {
+    const int64_t first = num_tokens * piece / pieces, last = num_tokens * (piece + 1) / pieces;
+    store(keys, is_bfloat16, first, last);
+    store(values, is_bfloat16, first, last);
+    std::memset(a.out + first * size, 0, (last - first) * size * sizeof(float));
+  });
+}
+
 ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k,
                      ffi::Buffer<ffi::F32> v, ffi::AnyBuffer k_pool, ffi::AnyBuffer v_pool,
                      ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::S32> block_tables,
@@ -244,11 +265,9 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<
                     qs[1] / ps[2], qs[2], bs[1], window, scale};
   const bool is_bfloat16 = type == ffi::BF16;
   const int64_t size = ps[2] * ps[3], num_slots = ps[0] * ps[1];
-  store(k.typed_data(), new_k->untyped_data(), is_bfloat16, slots.typed_data(), tokens, num_slots,
-        size);
-  store(v.typed_data(), new_v->untyped_data(), is_bfloat16, slots.typed_data(), tokens, num_slots,
-        size);
-  std::memset(a.out, 0, q.size_bytes());  // padding tokens and empty rows stay so
+  begin(pool, a, is_bfloat16,
+        {k.typed_data(), new_k->untyped_data(), slots.typed_data(), num_slots, size},
+        {v.typed_data(), new_v->untyped_data(), slots.typed_data(), num_slots, size}, tokens);
   attend(pool, a, is_bfloat16,
          {context_lens.typed_data(), query_starts.typed_data(), bs[0], tokens}, shares_prefixes);
   return ffi::Error::Success();
