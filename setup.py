@@ -15,7 +15,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 HERE = Path("jaxpage/native")
-CALLS = ("ffi.cpp", "ffi_attention.cpp", "ffi_product.cpp")
+CALLS = ("ffi.cpp", "ffi_attention.cpp", "ffi_product.cpp", "parallel.cpp")
 SOURCES = ("attention.cpp", "product_few.cpp", "product_many.cpp", "rows.cpp")
 FLAGS = ["-std=c++17", "-O3", "-g0", "-ffp-contract=fast", "-fno-math-errno"]
 SETS: dict[str, list[str]] = {"portable": []}

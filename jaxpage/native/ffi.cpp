@@ -11,20 +11,28 @@ namespace {
 
 struct Best {
   const char* name;
-  const Kernels* kernels;
+  Kernels kernels;
 };
+
+#define JAXPAGE_BEST(set)                                                        \
+  Best {                                                                         \
+    #set, {                                                                      \
+      set::product_few, set::product_many, set::norm, set::gate, set::rotate,    \
+          set::summarise, set::attend, set::merge                                \
+    }                                                                            \
+  }
 
 const Best& best() {
 #if defined(__x86_64__)
   static const Best found =
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")
-          ? Best{"avx512", &avx512::kKernels}
+          ? JAXPAGE_BEST(avx512)
       : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
-          ? Best{"avx2", &avx2::kKernels}
-          : Best{"portable", &portable::kKernels};
+          ? JAXPAGE_BEST(avx2)
+          : JAXPAGE_BEST(portable);
 #else
-  static const Best found{"portable", &portable::kKernels};
+  static const Best found = JAXPAGE_BEST(portable);
 #endif
   return found;
 }
@@ -96,7 +104,7 @@ ffi::Error summarise(ffi::ThreadPool pool, Floats x, ffi::ResultBuffer<ffi::S32>
 
 }  // namespace
 
-const Kernels& jaxpage::kernels() { return *best().kernels; }
+const Kernels& jaxpage::kernels() { return best().kernels; }
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_norm, norm,
                               ffi::Ffi::Bind()

@@ -144,8 +144,6 @@ const Kernels& kernels();
   void summarise(const Logits&, int64_t, int64_t);                                            \
   void attend(const Attention&, bool, const AttentionJob&, const AttentionJob*, float*);      \
   void merge(const Attention&, const AttentionJob&, const float*, float*);                    \
-  inline constexpr Kernels kKernels = {product_few, product_many, norm,  gate,                \
-                                       rotate,      summarise,    attend, merge};             \
   }
 
 JAXPAGE_DECLARE(portable)

@@ -103,12 +103,9 @@ class HelperPlace {
   int caller_ = -1;
 };
 
-// Of worker 1, 2, ...; never destroyed, since a helper may outlive static objects.
+// Of worker 1, 2, ... up to kMostWorkers.
 constexpr int64_t kMostWorkers = 64;
-inline HelperPlace& helper_place(int64_t worker) {
-  static auto* const places = new HelperPlace[kMostWorkers];
-  return places[worker];
-}
+HelperPlace& helper_place(int64_t worker);
 
 // The jobs of one call: each worker has a run of them, and takes from the end of the others' once
 // its own is done.
