@@ -27,7 +27,7 @@ class Ladder:
 
     @classmethod
     def gradual(cls, last: int) -> Ladder:
-        """1, 2, 4, 8, 12, ... 64, 72, ... 128, 144, ...: three are padding, from 64 on a tenth."""
+        """1, 2, 4, 8, 12, ... 64, 72, ... 128, 144, ...: padding is 3 at most, above 64 a ninth."""
         sizes, size = [], 1
         while size < last:
             sizes.append(size)

@@ -17,7 +17,7 @@ from jax import Array
 from jaxpage.errors import ConfigError
 
 MISSING = (
-    "native CPU kernels are not built, so this runs in plain XLA, up to twice as slow; "
+    "native CPU kernels are not built, so this runs in plain XLA, at half the speed; "
     "install with a C++ compiler at hand (in a checkout: python setup.py build_ext --inplace)"
 )
 """The one line that whoever falls back shows."""

@@ -17,6 +17,10 @@ from jaxpage.engine.huge_pages import PAGE_BYTES, renew_zeros, use_huge_pages
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
+def has_huge_pages() -> bool:
+    return sys.platform == "linux" and ENABLED.exists() and "[never]" not in ENABLED.read_text()
+
+
 def flags_at(address: int) -> list[str]:
     """The flags of the mapping that the address is in; "hg": large pages are asked for."""
     is_in = False
@@ -36,7 +40,7 @@ def test_spans_are_whole_pages_and_those_that_touch_are_one() -> None:
 
 
 def test_arrays_move_and_stay_the_same() -> None:
-    if sys.platform != "linux" or not ENABLED.exists() or "[never]" in ENABLED.read_text():
+    if not has_huge_pages():
         pytest.skip("no large pages to be had")
     array = jnp.arange(16 * PAGE_BYTES // 4, dtype=jnp.int32)
     want = np.array(array)
@@ -52,8 +56,9 @@ def test_small_arrays_are_left_alone() -> None:
     assert renew_zeros({"a": jnp.zeros(5)}) is None
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="pages are exchanged on Linux alone")
 def test_renewed_zeros_are_zeros_and_hold_what_is_written() -> None:
+    if not has_huge_pages():
+        pytest.skip("no large pages to be had")
     arrays = [jnp.zeros((3 * PAGE_BYTES + 4 * n) // 4) for n in range(4)]
     beside = [jnp.ones(5000) for _ in range(4)]
     write = jax.jit(lambda array, value: array.at[::1000].set(value), donate_argnums=0)
@@ -67,3 +72,4 @@ def test_renewed_zeros_are_zeros_and_hold_what_is_written() -> None:
         want[::1000] = value
         np.testing.assert_array_equal(array, want)
     assert all((np.asarray(one) == 1).all() for one in beside)
+    assert "hg" in flags_at(arrays[2].unsafe_buffer_pointer() + PAGE_BYTES)

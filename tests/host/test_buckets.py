@@ -21,7 +21,7 @@ def test_a_gradual_ladder_pads_little() -> None:
     assert sizes[-8:] == (104, 112, 120, 128, 144, 160, 176, 192)
     ladder = Ladder(sizes)
     assert all(
-        ladder.fit(count) - count <= max(3, ladder.fit(count) / 8) for count in range(1, 193)
+        ladder.fit(count) - count <= max(3, ladder.fit(count) / 9) for count in range(1, 193)
     )
 
 
