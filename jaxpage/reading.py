@@ -1,0 +1,86 @@
+"""The one door to a model's files: whatever goes wrong behind it is a CheckpointError.
+
+Files come from strangers, and the libraries that read them raise whatever they like for a damaged
+one. So nothing else in the project catches everything, and no reader opens a file by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxpage.errors import CheckpointError, JaxpageError
+
+MOST_JSON_BYTES = 64 << 20
+"""Most of a settings file or of a shard's index; the largest index known has 10 MB."""
+MOST_TOKENIZER_BYTES = 512 << 20
+"""Most of a tokenizer's file; the largest known has 35 MB."""
+
+
+@contextmanager
+def reading(source: str | Path, wanted: str) -> Iterator[None]:
+    """Turns whatever the block raises into a CheckpointError: `got SOURCE ..., wanted WANTED`.
+
+    Errors that say already what a caller can do pass, and so do interrupts. Rust libraries panic
+    with a BaseException; memory that runs out is the file's fault too: sizes come from it.
+    """
+    try:
+        yield
+    except (JaxpageError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise CheckpointError(
+            f"got {source} that can't be read ({reason(error)}), wanted {wanted}; "
+            "download or convert it again"
+        ) from error
+
+
+def reason(error: BaseException) -> str:
+    """What an error of any library says, in at most a line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = str(error).strip().splitlines()
+    text = lines[0][:200] if lines else ""
+    known = isinstance(error, ValueError | RuntimeError) or type(error) is Exception
+    return text if text and known else ": ".join(filter(None, (type(error).__name__, text)))
+
+
+def read_bytes(path: Path, *, wanted: str, most: int = MOST_TOKENIZER_BYTES) -> bytes:
+    """A regular file's content: a pipe would be waited for, a device never ends."""
+    with reading(path, wanted), open(path, "rb", opener=_open_without_waiting) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"got {path} that is no regular file, wanted {wanted}; copy it")
+        if status.st_size > most:
+            raise CheckpointError(
+                f"got {path} of {status.st_size} bytes, wanted {wanted} of at most {most}; "
+                "download it again"
+            )
+        return file.read()
+
+
+def read_text(path: Path, *, wanted: str, most: int = MOST_JSON_BYTES) -> str:
+    """A file's text; CheckpointError where it is no UTF-8."""
+    with reading(path, wanted):
+        return read_bytes(path, wanted=wanted, most=most).decode("utf-8")
+
+
+def read_json(path: Path, *, most: int = MOST_JSON_BYTES) -> dict[str, Any]:
+    """The JSON object in a file; CheckpointError when it is missing, not JSON or not an object."""
+    wanted = "a JSON object"
+    with reading(path, wanted):
+        value = json.loads(read_text(path, wanted=wanted, most=most))
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"got {path} that holds a {type(value).__name__}, wanted {wanted}; download it again"
+        )
+    return value
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
