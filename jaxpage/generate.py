@@ -14,12 +14,12 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from jaxpage.cli.block_picture import check_picture_name, draw_blocks
 from jaxpage.cli.jobs import Job, jobs_from_file, jobs_from_prompts, make_params
 from jaxpage.cli.options import build_parser, engine_options, sampling_fields
-from jaxpage.cli.writers import InOrder, JsonlWriter, TextWriter
+from jaxpage.cli.writers import InOrder, JsonlWriter, Output, OutputError, TextWriter
 from jaxpage.errors import CapacityError, ConfigError, JaxpageError, RequestError
 from jaxpage.outputs import RequestOutput
 from jaxpage.sampling_params import SamplingParams
@@ -51,12 +51,15 @@ def main(argv: list[str] | None = None) -> int:
     except JaxpageError as error:
         _say(f"error: {error}")
         return WRONG_CALL
-    except OSError as error:
+    except OutputError as error:
         _say(f"error: got {error}, wanted to write the results; free space or choose another -o")
+        return SOME_FAILED
+    except OSError as error:
+        _say(f"error: got {error}, wanted to run the prompts; check space, permissions and limits")
         return SOME_FAILED
 
 
-def _run(args: argparse.Namespace, jobs: list[Job], options: dict[str, Any], file: TextIO) -> int:
+def _run(args: argparse.Namespace, jobs: list[Job], options: dict[str, Any], file: Output) -> int:
     writer = _writer(args, jobs, file)
     ordered = InOrder(writer)
     for index, job in enumerate(jobs):
@@ -80,7 +83,7 @@ def _run(args: argparse.Namespace, jobs: list[Job], options: dict[str, Any], fil
 
 
 def _complete(
-    args: argparse.Namespace, llm: LLM, jobs: list[Job], ordered: InOrder, file: TextIO
+    args: argparse.Namespace, llm: LLM, jobs: list[Job], ordered: InOrder, file: Output
 ) -> bool:
     """Runs every job; returns whether one failed."""
     index_of = _add_all(llm, jobs, ordered)
@@ -181,20 +184,20 @@ def _streams(args: argparse.Namespace, jobs: list[Job]) -> bool:
     return isinstance(params, SamplingParams) and params.num_sequences == 1
 
 
-def _writer(args: argparse.Namespace, jobs: list[Job], file: TextIO) -> JsonlWriter | TextWriter:
+def _writer(args: argparse.Namespace, jobs: list[Job], file: Output) -> JsonlWriter | TextWriter:
     if args.format == "jsonl":
         return JsonlWriter(file)
     return TextWriter(file, with_headers=len(jobs) > 1)
 
 
 @contextlib.contextmanager
-def _open_output(name: str | None) -> Iterator[TextIO]:
-    if name is None:
+def _open_output(name: str | None) -> Iterator[Output]:
+    if name in (None, "-"):
         if sys.stdout is None:
             raise ConfigError("got a closed standard output, wanted it open; or give -o FILE")
         if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may lack some characters
             sys.stdout.reconfigure(errors="replace")
-        yield sys.stdout
+        yield Output(sys.stdout)
         return
     try:
         file = open(name, "w", encoding="utf-8")  # noqa: SIM115  # closed below
@@ -203,8 +206,8 @@ def _open_output(name: str | None) -> Iterator[TextIO]:
             f"got -o {name}, which can't be written ({error.strerror}), wanted a file; "
             "choose another"
         ) from None
-    with file:
-        yield file
+    with contextlib.closing(Output(file)) as output:
+        yield output
 
 
 @contextlib.contextmanager

@@ -227,3 +227,23 @@ def test_samples_beams_and_the_map_from_the_command_line(
     hatches = [each for each in root.iter(f"{svg}rect") if each.get("fill") == "url(#dark)"]
     assert len(hatches) > 1, "no block is shared but the legend's"
     assert any(tip == "cached" for tip in tips) or len(tips) > 3
+
+
+def test_a_dash_means_stdout_and_makes_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*ENGINE, "Tom has", "--max-tokens", "3", "-o", "-"]) == 0
+    assert capsys.readouterr().out.strip() and list(tmp_path.iterdir()) == []
+
+
+def test_only_a_failure_to_write_is_told_as_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def exhausted(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("jaxpage.engine.llm.LLM.__init__", exhausted)
+    assert main([*ENGINE, "Tom has", "--max-tokens", "3"]) == 1
+    told = capsys.readouterr().err
+    assert "Too many open files" in told and "-o" not in told and told.count("\n") == 1

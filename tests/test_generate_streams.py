@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from jaxpage.cli.writers import JsonlWriter
+from jaxpage.cli.writers import JsonlWriter, Output
 from jaxpage.outputs import CompletionOutput, RequestOutput
 from tests.tiny import MODEL_DIR
 
@@ -45,7 +45,7 @@ def test_a_closed_stream_is_told_in_one_line_where_it_can_be(
 @pytest.mark.parametrize(("encoding", "prompt"), [("ascii", "caf\u00e9"), ("utf-8", "caf\udce9")])
 def test_what_the_output_cannot_encode_is_escaped(encoding: str, prompt: str) -> None:
     narrow = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    JsonlWriter(narrow).write(0, RequestOutput("0", prompt, (1,), (), finished=True))
+    JsonlWriter(Output(narrow)).write(0, RequestOutput("0", prompt, (1,), (), finished=True))
     assert isinstance(narrow.buffer, io.BytesIO)
     assert json.loads(narrow.buffer.getvalue())["prompt"] == prompt
 
@@ -53,7 +53,7 @@ def test_what_the_output_cannot_encode_is_escaped(encoding: str, prompt: str) ->
 def test_what_json_cannot_say_is_null() -> None:
     file = io.StringIO()
     blown_up = CompletionOutput(0, "a", (5,), -math.inf, None, "length", None, score=-math.inf)
-    JsonlWriter(file).write(0, RequestOutput("0", "a", (1,), (blown_up,), finished=True))
+    JsonlWriter(Output(file)).write(0, RequestOutput("0", "a", (1,), (blown_up,), finished=True))
 
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is not JSON")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, cast
 
-from jaxpage.errors import ConfigError, RequestError
+from jaxpage.cli.prompt_lines import read_prompt_lines
+from jaxpage.errors import RequestError
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 
 _BEAM_FIELDS = frozenset(field.name for field in fields(BeamSearchParams))
@@ -64,43 +63,24 @@ def jobs_from_prompts(
 def jobs_from_file(
     name: str, sampling: Mapping[str, Any], *, chat: bool, system: str | None
 ) -> list[Job]:
-    """Jobs of a prompt file, one a line that isn't blank; `-` reads standard input.
+    """Jobs of a prompt file, one a line that isn't blank; a bad line is a job with an error.
 
-    `.jsonl` holds an object a line and `.txt` a prompt a line; standard input is taken for
-    JSONL when its first line begins with a brace. Raises ConfigError when it can't be read.
+    What may be read, and how it is told apart, stands at `read_prompt_lines`. Raises ConfigError
+    when it can't be read.
     """
-    lines = [line for line in _read(name).splitlines() if line.strip()]
-    is_jsonl = name.endswith(".jsonl") or (name == "-" and lines[:1] and lines[0][:1] == b"{")
+    is_jsonl, lines = read_prompt_lines(name)
     jobs = []
     for number, line in enumerate(lines, start=1):
         try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            if isinstance(line, RequestError):
+                raise line
             if is_jsonl:
-                jobs.append(_job_from_json(text, sampling))
+                jobs.append(_job_from_json(line, sampling))
             else:
-                jobs += jobs_from_prompts([text], sampling, chat=chat, system=system)
-        except UnicodeDecodeError as error:
-            what = f"got prompt {number} of {name} with {error.reason} at byte {error.start}"
-            jobs.append(Job(error=f"{what}, wanted UTF-8 text; save the file as UTF-8"))
+                jobs += jobs_from_prompts([line], sampling, chat=chat, system=system)
         except RequestError as error:
             jobs.append(Job(error=f"prompt {number} of {name}: {error}"))
     return jobs
-
-
-def _read(name: str) -> bytes:
-    if name == "-":
-        if sys.stdin is None:
-            raise ConfigError("got --prompts - and no standard input, wanted prompts; pipe some in")
-        return sys.stdin.buffer.read()
-    if not name.endswith((".txt", ".jsonl")):
-        raise ConfigError(f"got --prompts {name}, wanted a .txt or .jsonl file, or -; rename it")
-    try:
-        return Path(name).read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"got --prompts {name}, which can't be read ({error.strerror}), wanted a file; "
-            "check the path"
-        ) from None
 
 
 def _job_from_json(text: str, sampling: Mapping[str, Any]) -> Job:

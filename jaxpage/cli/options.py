@@ -83,8 +83,8 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--device", default="auto", choices=("auto", "cpu", "gpu"),
                        help="auto: a GPU where there is one")  # fmt: skip
     group.add_argument("--prompts", metavar="FILE",
-                       help=".txt: a prompt a line; .jsonl: an object a line; -: either, "
-                       "from stdin")  # fmt: skip
+                       help=".txt: a prompt a line; .jsonl: an object a line; a pipe or "
+                       "-, stdin: either")  # fmt: skip
     group.add_argument("--chat", action="store_true",
                        help="wrap PROMPT, or lines of text, in the chat template")  # fmt: skip
     group.add_argument("--system", metavar="S", help="system message, with --chat")
@@ -134,7 +134,7 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--format", choices=("text", "jsonl"), default="text",
         help="text alone (default), or an object a prompt")  # fmt: skip
-    add("-o", "--output", metavar="FILE", help="write results here, not to stdout")
+    add("-o", "--output", metavar="FILE", help="write results here (-: stdout)")
     add("--no-stream", action="store_true", help="print a completion only when it is whole")
     add("--quiet", action="store_true", help="no progress on stderr")
     add("--block-map", metavar="FILE",

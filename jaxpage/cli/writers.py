@@ -5,11 +5,47 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TextIO
 
 from jaxpage.outputs import CompletionOutput, RequestOutput, TokenLogprob
 
 HEADER_CHARS = 60
+
+
+class OutputError(OSError):
+    """Results that can't be written: a full disk, a closed file."""
+
+
+class Output:
+    """The file that results go to. Its failures are told apart from those of anything else."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self.encoding = file.encoding or "utf-8"  # that of a StringIO is None
+
+    def write(self, text: str) -> int:
+        with _told():
+            return self._file.write(text)
+
+    def flush(self) -> None:
+        with _told():
+            self._file.flush()
+
+    def close(self) -> None:
+        with _told():
+            self._file.close()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # no failure: the reader has seen enough
+        raise
+    except OSError as error:
+        raise OutputError(*error.args) from error
 
 
 class Writer(Protocol):
@@ -21,9 +57,8 @@ class Writer(Protocol):
 class JsonlWriter:
     """One JSON object a line."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: Output) -> None:
         self._file = file
-        self._encoding = file.encoding or "utf-8"  # that of a StringIO is None
 
     def write(self, index: int, output: RequestOutput) -> None:
         record = {
@@ -37,7 +72,7 @@ class JsonlWriter:
         }
         line = json.dumps(record, ensure_ascii=False)
         try:
-            line.encode(self._encoding)
+            line.encode(self._file.encoding)
         except UnicodeEncodeError:  # a narrow terminal, or a refused prompt that is no Unicode
             line = json.dumps(record)
         self._file.write(line + "\n")
@@ -47,7 +82,7 @@ class JsonlWriter:
 class TextWriter:
     """The texts alone; with several requests, each under a line that names its prompt."""
 
-    def __init__(self, file: TextIO, *, with_headers: bool) -> None:
+    def __init__(self, file: Output, *, with_headers: bool) -> None:
         self._file = file
         self._with_headers = with_headers
 
