@@ -58,10 +58,12 @@ class Worker:
         self.peak_bytes = 0
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The figures of one job. Raises RuntimeError when the engine has died."""
+        """The figures of one job. Raises RuntimeError when the engine died or was disturbed."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
         figures = self._reply()
+        if "error" in figures:
+            raise RuntimeError(f"{self.name}, {request['job']}: {figures['error']}")
         self.peak_bytes = max(self.peak_bytes, figures["peak_bytes"])
         return figures
 
