@@ -5,33 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from jaxpage.errors import CheckpointError
 
 MOST_LAYERS = 10_000
 _MAX_FLOAT = sys.float_info.max
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; CheckpointError when it is missing, not JSON or not an object."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(
-            f"got no readable {path} ({error.strerror}), wanted a JSON file; check the directory"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"got {path} that is not JSON ({error}), wanted a JSON object; download it again"
-        ) from None
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"got {path} that holds a {type(value).__name__}, wanted a JSON object; "
-            "download it again"
-        )
-    return value
 
 
 def words(text: str) -> frozenset[str]:

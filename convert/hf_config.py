@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from convert.fields import MOST_LAYERS, Fields, read_json, words
+from convert.fields import MOST_LAYERS, Fields, words
 from jaxpage.config import DTYPES, DType, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
+from jaxpage.reading import read_json
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",

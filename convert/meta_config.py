@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from convert.fields import MOST_LAYERS, Fields, read_json, words
+from convert.fields import MOST_LAYERS, Fields, words
 from convert.hf_config import head_dim
 from convert.tensors import Tensor
 from jaxpage.config import ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
+from jaxpage.reading import read_json
 
 _USED = words(
     "dim n_layers n_heads n_kv_heads head_dim vocab_size multiple_of ffn_dim_multiplier norm_eps "

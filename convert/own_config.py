@@ -6,10 +6,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from convert.fields import MOST_LAYERS, Fields, read_json
+from convert.fields import MOST_LAYERS, Fields
 from convert.hf_config import read_dtype
 from jaxpage.config import ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
+from jaxpage.reading import read_json
 
 MARK = "jaxpage_format"
 VERSION = 1

@@ -18,10 +18,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.fields import read_json
 from convert.tensors import Tensor, map_file
 from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
+from jaxpage.reading import read_json
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"

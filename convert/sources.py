@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from convert.fields import read_json
 from convert.gguf_config import read_gguf_config
 from convert.gguf_io import is_gguf, read_gguf
 from convert.hf_config import read_hf_config
@@ -22,6 +21,7 @@ from convert.tensors import Tensor
 from convert.torch_io import BIN_INDEX_NAME, BIN_NAME, read_bin_files, read_meta_shards
 from jaxpage.config import ModelConfig
 from jaxpage.errors import CheckpointError
+from jaxpage.reading import read_json
 
 Kind = Literal["converted", "huggingface", "gguf", "meta"]
 _WANTED = (

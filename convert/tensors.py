@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from jaxpage.config import DType
-from jaxpage.errors import CheckpointError
+from jaxpage.reading import open_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,5 @@ class Tensor:
 
 def map_file(path: Path, kind: str) -> mmap.mmap:
     """The bytes of a file, mapped read-only; CheckpointError where that can't be, as when empty."""
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"got {path}, wanted a readable {kind} file ({error}); check the path"
-        ) from None
+    with open_file(path, wanted=f"a {kind} file") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -10,10 +10,10 @@ import json
 import shutil
 from pathlib import Path
 
-from convert.fields import read_json
 from convert.hf_config import write_generation_config
 from convert.model import StoredModel
 from jaxpage.errors import CheckpointError
+from jaxpage.reading import read_json
 from jaxpage.tokenizer import Tokenizer, load_tokenizer, save_tokenizer, tokenizer_from_gguf
 
 _GENERATION_NAME = "generation_config.json"

@@ -127,7 +127,7 @@ def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "named"),
     [
-        ("nonsense", "not JSON"),
+        ("nonsense", "can't be read"),
         ("{}", "weight_map"),
         ('{"weight_map": {"a": ["x"]}}', "weight_map"),
         ('{"weight_map": {"a": "lost.safetensors"}}', r"lost\.safetensors"),
