@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.fields import MOST_LAYERS, Fields, words
+from convert.fields import Fields, words
 from convert.gguf_io import GgufFile
 from convert.hf_config import head_dim
-from jaxpage.config import ModelConfig, RopeScaling
+from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
 
 _USED = words(
@@ -118,7 +118,7 @@ def _rope_scaling(
     fields: Fields, file: GgufFile, theta: float, size: int
 ) -> tuple[RopeScaling | None, int]:
     """(scaling, longest length in tokens)."""
-    length = fields.integer("context_length")
+    length = fields.positions("context_length")
     if _ROPE_FREQS in file.tensors:
         factors = file.tensors[_ROPE_FREQS].read().astype(np.float64)
         return _llama3_from_table(factors, theta, size, fields.source), length
@@ -129,10 +129,10 @@ def _rope_scaling(
     if factor == 1:
         return None, length
     if fields.has("rope.scaling.original_context_length"):
-        original = fields.integer("rope.scaling.original_context_length")
+        original = fields.positions("rope.scaling.original_context_length")
         return RopeScaling("linear", factor, original), length
     # llama.cpp's converter copies Hugging Face's unstretched length.
-    return RopeScaling("linear", factor, length), int(length * factor)
+    return RopeScaling("linear", factor, length), fields.stretched(factor_key, length, factor)
 
 
 def _llama3_from_table(
