@@ -6,7 +6,7 @@ Files are mapped, so that nothing is read before it is asked for.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from jaxpage.config import DType
+from jaxpage.errors import CheckpointError
 from jaxpage.reading import open_file
 
 
@@ -31,6 +32,23 @@ class Tensor:
     num_bytes: int
     """Bytes in the file."""
     read: Callable[[], NDArray[Any]]
+
+
+def gathered(
+    files: Iterable[tuple[Path, Mapping[str, Tensor]]], index: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """The tensors of several files; of two of one name that which the index points at."""
+    tensors: dict[str, Tensor] = {}
+    for path, found in files:
+        for name, tensor in found.items():
+            if name in tensors and name not in index:
+                raise CheckpointError(
+                    f"got tensor {name} twice, again in {path}, wanted it in one file; "
+                    "remove files that the index does not name"
+                )
+            if name not in tensors or index[name] == path.name:
+                tensors[name] = tensor
+    return tensors
 
 
 def map_file(path: Path, kind: str) -> mmap.mmap:
