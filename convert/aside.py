@@ -52,11 +52,10 @@ def written_aside(
                 (aside / "new").mkdir()
             yield aside / "new"
             _put_in_place(aside, destination)
-    except BaseException:
+    finally:
         for path in made:
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
-        raise
 
 
 @contextmanager
@@ -178,6 +177,7 @@ def _put_in_place(aside: Path, destination: Path) -> None:
     old/     is taken/ when it is whole: what is in the destination now is new
     new/     empties into the destination, the mark last
     """
+    assert (aside / "new" / MARK).exists(), "what was written is no model"
     if aside.parent != destination:
         (aside / "new").rename(destination)
         return
@@ -188,9 +188,8 @@ def _put_in_place(aside: Path, destination: Path) -> None:
         (aside / "taken").rename(aside / "old")
         for path in reversed(_content(aside / "new")):
             path.rename(destination / path.name)
-    except BaseException:
+    finally:
         _give_back(aside, destination)
-        raise
 
 
 def _give_back(aside: Path, destination: Path) -> None:
