@@ -86,7 +86,7 @@ def _address(directory: Path) -> str:
 @contextmanager
 def _readable(directory: Path) -> Iterator[None]:
     """Turns what Orbax raises for damaged files into one line."""
-    with _hushed(logging.ERROR), reading(directory, "a whole Orbax checkpoint"):
+    with _hushed(), reading(directory, "a whole Orbax checkpoint"):
         yield
 
 
@@ -102,7 +102,7 @@ def _written(directory: Path) -> Iterator[None]:
 
     sys.unraisablehook = hook
     try:
-        with _hushed(logging.CRITICAL):
+        with _hushed():
             yield
         sys.unraisablehook = before  # after a failure such reports may still come
     except JaxpageError:
@@ -115,11 +115,11 @@ def _written(directory: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _hushed(level: int) -> Iterator[None]:
-    """Keeps Orbax from logging below `level`: what it logs, it raises too."""
+def _hushed() -> Iterator[None]:
+    """Keeps Orbax from logging: what matters of it, it raises too."""
     logger = logging.getLogger("absl")
     before = logger.level
-    logger.setLevel(level)
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
