@@ -133,6 +133,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     config, params, tokenizer = load(args.model, dtype="float32")
+    assert tokenizer is not None, "the prompts are text"
     model = {"config": config, "params": params, "tokenizer": tokenizer}
     model["attention"] = args.attention
     items = quick_sample() if args.quick else load_sample(16)

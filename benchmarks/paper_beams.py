@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="write to benchmarks/results")
     args = parser.parse_args()
     config, params, tokenizer = load(args.model, dtype="float32")
+    assert tokenizer is not None, "the prompts are text"
     model = {"config": config, "params": params, "tokenizer": tokenizer}
     text = [token for item in load_sample(64) for token in tokenizer.encode(item.prompt)]
     cells: list[dict[str, Any]] = []

@@ -113,6 +113,7 @@ def real_jobs(model: str, sample: int, batch_only: bool) -> list[Job]:
     import jaxpage
 
     tokenizer = jaxpage.load(model)[2]
+    assert tokenizer is not None, "the prompts are text"
     items = load_sample(sample)
     prompts = [list(tokenizer.encode(item.prompt)) for item in items]
     lengths = [item.output_tokens for item in items]

@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--only", choices=tuple(parts))
     args = parser.parse_args()
     config, params, tokenizer = load(args.model, dtype="float32")
+    assert tokenizer is not None, "the prompts are text"
     model = {"config": config, "params": params, "tokenizer": tokenizer, **OPTIONS}
     model["attention"] = args.attention
     model["max_model_len"] = min(model["max_model_len"], config.max_position_embeddings)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import mmap
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,13 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.rules import Rule, fill, source_shape
+from convert.rules import Rule, fill, is_derived, source_shape
 from convert.tensors import Tensor
 from convert.tree import flatten
 from jaxpage.config import DType, ModelConfig
 from jaxpage.errors import CheckpointError
 from jaxpage.models.registry import abstract_params
+from jaxpage.reading import reading
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -41,7 +42,8 @@ class LeafPlan:
 
 def leaf_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Path -> shape of every parameter of the model."""
-    return {path: leaf.shape for path, leaf in flatten(abstract_params(config)).items()}
+    with reading("a model's config", "sizes that a model can be built of"):
+        return {path: leaf.shape for path, leaf in flatten(abstract_params(config)).items()}
 
 
 def num_bytes(shapes: Iterable[tuple[int, ...]], dtype: DType) -> int:
@@ -63,10 +65,33 @@ def check_leaves(
         raise _surplus(surplus, found[surplus[0]], source)
 
 
+def check_sizes(config: ModelConfig, shapes: Collection[tuple[int, ...]], source: str) -> None:
+    """CheckpointError where a config asks for more than its weights hold altogether.
+
+    This comes before anything is made of the config's sizes, which may be any numbers.
+    """
+    total = sum(math.prod(shape) for shape in shapes)
+    sizes = {
+        "num_layers": (config.num_layers, len(shapes)),
+        "vocab_size": (config.vocab_size, total),
+        "hidden_size": (config.hidden_size, total),
+        "intermediate_size": (config.intermediate_size, total),
+        "num_heads * head_dim": (config.num_heads * config.head_dim, total),
+    }
+    for name, (value, most) in sizes.items():
+        if value > most:
+            raise CheckpointError(
+                f"got {name}={value} in the config of {source}, whose {len(shapes)} tensors hold "
+                f"{total} numbers, wanted weights of that size; the weights and the config are not "
+                "of one model"
+            )
+
+
 def plan_leaves(
     config: ModelConfig, tensors: Mapping[str, Tensor], rules: tuple[Rule, ...], source: str
 ) -> list[LeafPlan]:
     """Match every stored tensor with a leaf; CheckpointError names what is missing or surplus."""
+    check_sizes(config, [tensor.shape for tensor in tensors.values()], source)
     shapes = leaf_shapes(config)
     parts: dict[str, list[tuple[Rule, Tensor]]] = {path: [] for path in shapes}
     known: set[str] = set()
@@ -86,7 +111,9 @@ def plan_leaves(
         if tensors[name].shape != wanted:
             raise _mis_shaped(name, tensors[name].shape, wanted, source)
         parts[path].append((rule, tensors[name]))
-    surplus = sorted(set(tensors) - known)
+    surplus = sorted(
+        name for name in set(tensors) - known if not is_derived(name, tensors[name].shape)
+    )
     if surplus:
         raise _surplus(surplus, tensors[surplus[0]].shape, source)
     return [LeafPlan(path, shapes[path], tuple(parts[path])) for path in shapes]
@@ -96,7 +123,10 @@ def read_leaf(plan: LeafPlan, config: ModelConfig, dtype: DType) -> NDArray[Any]
     """Read one leaf's tensors into a fresh array; warns about values that are not finite."""
     leaf = _fresh(plan.shape, NUMPY_DTYPES[dtype])
     for rule, tensor in plan.parts:
-        with np.errstate(over="ignore", invalid="ignore"):
+        with (
+            reading(f"tensor {tensor.name}", "values of its shape and type"),
+            np.errstate(over="ignore", invalid="ignore"),
+        ):
             fill(rule, leaf, tensor.read(), config)
     names = ", ".join(tensor.name for _, tensor in plan.parts)
     _warn_if_not_finite(leaf, names)

@@ -3,35 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
+import reprlib
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
+from jaxpage.config import MOST_POSITIONS
 from jaxpage.errors import CheckpointError
 
-MOST_LAYERS = 10_000
-_MAX_FLOAT = sys.float_info.max
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; CheckpointError when it is missing, not JSON or not an object."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(
-            f"got no readable {path} ({error.strerror}), wanted a JSON file; check the directory"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"got {path} that is not JSON ({error}), wanted a JSON object; download it again"
-        ) from None
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"got {path} that holds a {type(value).__name__}, wanted a JSON object; "
-            "download it again"
-        )
-    return value
+_LEAST, _MOST = 1e-30, 1e30
 
 
 def words(text: str) -> frozenset[str]:
@@ -57,6 +36,16 @@ class Fields:
             raise self.wrong(key, value, f"a whole number from 1 to {most}")
         return value
 
+    def positions(self, key: str, default: int | None = None) -> int:
+        """A length in tokens."""
+        return self.integer(key, default, most=MOST_POSITIONS)
+
+    def stretched(self, key: str, length: int, factor: float) -> int:
+        """`length` times the factor that `key` states, as a length in tokens."""
+        if not length * factor < MOST_POSITIONS + 1:
+            raise self.wrong(key, factor, f"a length of at most {MOST_POSITIONS} tokens from it")
+        return max(int(length * factor), 1)
+
     def token_id(self, key: str, default: int | None = None) -> int | None:
         """One token id or None."""
         value = self.values.get(key, default)
@@ -75,12 +64,11 @@ class Fields:
         return tuple(ids)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """A number above 0, of a size that float32 computes with."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong(key, value, "a number above 0")
-        if not 0 < value < _MAX_FLOAT:
-            raise self.wrong(key, value, "a number above 0")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not _LEAST <= value <= _MOST:
+            raise self.wrong(key, value, f"a number from {_LEAST} to {_MOST}")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -102,7 +90,7 @@ class Fields:
         if unknown:
             key = unknown[0]
             raise CheckpointError(
-                f"got the unknown key {key}={json.dumps(self.values[key], default=str)} in "
+                f"got the unknown key {key[:80]}={_short(self.values[key])} in "
                 f"{self.source}, wanted only keys whose meaning is known; remove it if it does "
                 "not change the model's arithmetic"
             )
@@ -110,7 +98,7 @@ class Fields:
     def wrong(self, key: str, value: Any, wanted: str) -> CheckpointError:
         """The error for a value that is not what it should be."""
         return CheckpointError(
-            f"got {key}={value!r} in {self.source}, wanted {wanted}; check the model's files"
+            f"got {key}={_short(value)} in {self.source}, wanted {wanted}; check the model's files"
         )
 
     def _get(self, key: str, default: Any) -> Any:
@@ -122,3 +110,13 @@ class Fields:
                 f"got no {key} in {self.source}, wanted a value for it; check the model's files"
             )
         return value
+
+
+def _shortening() -> reprlib.Repr:
+    """Cuts values to a line: files may hold megabytes of one, or nest it a thousand deep."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 100
+    return short
+
+
+_short = _shortening().repr

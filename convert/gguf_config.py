@@ -6,15 +6,16 @@ As in hf_config every `llama.*` key is used, checked, known to be harmless, or r
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.fields import MOST_LAYERS, Fields, words
+from convert.fields import Fields, words
 from convert.gguf_io import GgufFile
 from convert.hf_config import head_dim
-from jaxpage.config import ModelConfig, RopeScaling
+from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
 
 _USED = words(
@@ -32,6 +33,8 @@ _CHECKED: dict[str, tuple[tuple[Any, ...], str]] = {
     "rope.scaling.type": (("none", "linear"), "other rotary stretching is not implemented"),
 }
 _HARMLESS = frozenset(("rope.scaling.finetuned", "use_parallel_residual"))
+# What sentencepiece's own trainer gives them. Source: `llama-vocab.cpp` of llama.cpp.
+_USUAL_IDS = {"bos_token_id": 1, "eos_token_id": 2}
 _EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _ROPE_FREQS = "rope_freqs.weight"
 # Every published Llama 3.1 to 3.3 uses these; other values are fitted.
@@ -65,8 +68,8 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
 def _under(prefix: str, file: GgufFile) -> Fields:
     """The keys that begin with a prefix, without it."""
     values = {
-        key.removeprefix(prefix): value
-        for key, value in file.metadata.items()
+        key.removeprefix(prefix): file.metadata[key]
+        for key in file.metadata
         if key.startswith(prefix)
     }
     return Fields(values, str(file.path))
@@ -80,11 +83,11 @@ def _config(fields: Fields, file: GgufFile) -> ModelConfig:
     fields.fixed("rope.dimension_count", (size,), "partial rotary is not implemented")
     theta = fields.number("rope.freq_base", 10000.0)
     scaling, max_positions = _rope_scaling(fields, file, theta, size)
-    tokenizer = _under("tokenizer.ggml.", file)
     window = "attention.sliding_window"
-    eos = [i for key in _EOS_KEYS for i in tokenizer.token_ids(key)]
+    vocab_size = _vocab_size(fields, file)
+    ends = (_special_id(file, key, vocab_size) for key in _EOS_KEYS)
     return ModelConfig(
-        vocab_size=_vocab_size(fields, file),
+        vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=fields.integer("feed_forward_length"),
         num_layers=fields.integer("block_count", most=MOST_LAYERS),
@@ -100,10 +103,29 @@ def _config(fields: Fields, file: GgufFile) -> ModelConfig:
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
         sliding_window=fields.integer(window) if fields.has(window) else None,
-        bos_token_id=tokenizer.token_id("bos_token_id"),
-        eos_token_ids=tuple(dict.fromkeys(eos)),
+        bos_token_id=_special_id(file, "bos_token_id", vocab_size),
+        eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
         dtype=file.stored_dtype,
     )
+
+
+def _special_id(file: GgufFile, key: str, vocab_size: int) -> int | None:
+    """The id that a key states; as in llama.cpp one that there isn't is the format's default."""
+    is_sentencepiece = file.metadata.get("tokenizer.ggml.model") == "llama"
+    usual = _USUAL_IDS.get(key) if is_sentencepiece else None
+    value = file.metadata.get(f"tokenizer.ggml.{key}")
+    if value is None:
+        return usual
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise Fields({}, str(file.path)).wrong(f"tokenizer.ggml.{key}", value, "a token id")
+    if 0 <= value < vocab_size:
+        return value
+    warnings.warn(
+        f"got tokenizer.ggml.{key}={value} in {file.path}, which is no id of its {vocab_size} "
+        f"tokens; {'none' if usual is None else usual} is used",
+        stacklevel=2,
+    )
+    return usual
 
 
 def _vocab_size(fields: Fields, file: GgufFile) -> int:
@@ -118,7 +140,7 @@ def _rope_scaling(
     fields: Fields, file: GgufFile, theta: float, size: int
 ) -> tuple[RopeScaling | None, int]:
     """(scaling, longest length in tokens)."""
-    length = fields.integer("context_length")
+    length = fields.positions("context_length")
     if _ROPE_FREQS in file.tensors:
         factors = file.tensors[_ROPE_FREQS].read().astype(np.float64)
         return _llama3_from_table(factors, theta, size, fields.source), length
@@ -129,10 +151,10 @@ def _rope_scaling(
     if factor == 1:
         return None, length
     if fields.has("rope.scaling.original_context_length"):
-        original = fields.integer("rope.scaling.original_context_length")
+        original = fields.positions("rope.scaling.original_context_length")
         return RopeScaling("linear", factor, original), length
     # llama.cpp's converter copies Hugging Face's unstretched length.
-    return RopeScaling("linear", factor, length), int(length * factor)
+    return RopeScaling("linear", factor, length), fields.stretched(factor_key, length, factor)
 
 
 def _llama3_from_table(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convert.tensors import Tensor, map_file
-from jaxpage.config import DType
+from jaxpage.config import MOST_LAYERS, DType
 from jaxpage.errors import CheckpointError
+from jaxpage.reading import open_file, reading
 from jaxpage.tokenizers.gguf_metadata import GGUF_MAGIC, GgufReader
 
 _MAX_DIMS = 8
+_MOST_ALIGNMENT = 2**16
+# Nine a layer and a few more, for more layers than a config may have.
+_MOST_TENSORS = 10 * MOST_LAYERS
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _F32, _F16, _Q4_0, _Q4_1, _Q8_0, _BF16 = 0, 1, 2, 3, 8, 30
 # Blocks dequantised at once: 32 kB of output, so that every pass stays in the first caches.
@@ -37,7 +41,8 @@ class GgufFile:
     """One parsed GGUF file; `tensors` read lazily from the map."""
 
     path: Path
-    metadata: dict[str, Any]
+    metadata: Mapping[str, Any]
+    """Read key by key, as they are looked up."""
     tensors: dict[str, Tensor]
     stored_dtype: DType
     """dtype of the embedding; float32 where it is quantised."""
@@ -45,30 +50,25 @@ class GgufFile:
 
 def is_gguf(path: Path) -> bool:
     """True when the file starts with the GGUF magic."""
-    with path.open("rb") as file:
+    with open_file(path, wanted="a GGUF file") as file:
         return file.read(4) == GGUF_MAGIC
 
 
 def read_gguf(path: Path) -> GgufFile:
     """Parse header and tensor table; CheckpointError for anything that isn't a whole GGUF file."""
     buffer = map_file(path, "GGUF")
-    try:
+    with reading(path, "a whole GGUF file"):
         return _parse(path, buffer)
-    except (struct.error, UnicodeDecodeError, KeyError, ValueError, OverflowError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(
-            f"got a damaged GGUF header in {path} ({type(error).__name__}: {error}), wanted a "
-            "whole GGUF file; download or convert it again"
-        ) from None
 
 
 def _parse(path: Path, buffer: mmap.mmap) -> GgufFile:
-    reader = GgufReader(buffer)
+    reader = GgufReader(buffer, str(path))
     metadata = reader.metadata()
+    if reader.num_tensors > _MOST_TENSORS:
+        raise ValueError(f"it claims {reader.num_tensors} tensors")
     infos = [_read_info(reader) for _ in range(reader.num_tensors)]
     alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or alignment < 1:
+    if not isinstance(alignment, int) or not 1 <= alignment <= _MOST_ALIGNMENT:
         raise ValueError(f"general.alignment is {alignment}")
     start = -(-reader.position // alignment) * alignment
     tensors = {info.name: _tensor(path, buffer, info, start) for info in infos}

@@ -9,9 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from convert.fields import MOST_LAYERS, Fields, read_json, words
-from jaxpage.config import DTYPES, DType, ModelConfig, RopeScaling
+from convert.fields import Fields, words
+from jaxpage.config import DTYPES, MOST_LAYERS, DType, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
+from jaxpage.reading import read_json
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -79,7 +80,9 @@ def parse_hf_config(values: dict[str, Any], generation: dict[str, Any], source: 
     num_heads, hidden_size = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     theta, scaling, max_positions = _rope(fields, 131072 if is_mistral else 2048)
     stops = Fields(generation, source.replace("config.json", "generation_config.json"))
-    eos = stops.token_ids("eos_token_id") or fields.token_ids("eos_token_id", 2)
+    # Transformers ends at generation_config's alone; chat models state one end here, one there.
+    eos = stops.token_ids("eos_token_id")
+    eos += fields.token_ids("eos_token_id", None if eos else 2)
     try:
         return ModelConfig(
             vocab_size=fields.integer("vocab_size"),
@@ -183,7 +186,7 @@ def _rope(fields: Fields, default_positions: int) -> tuple[float, RopeScaling | 
 
     As in vLLM the stretched length is then factor times as long; transformers leaves it open.
     """
-    positions = fields.integer("max_position_embeddings", default_positions)
+    positions = fields.positions("max_position_embeddings", default_positions)
     raw = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
     if not isinstance(raw, dict):
         raise fields.wrong("rope_scaling", raw, "an object or null")
@@ -198,11 +201,12 @@ def _rope(fields: Fields, default_positions: int) -> tuple[float, RopeScaling | 
         raise rope.wrong("rope_type", kind, "default, linear, dynamic or llama3")
     factor = rope.number("factor")
     if kind != "llama3":
-        return theta, RopeScaling(kind, factor, positions), int(positions * factor)
+        longest = rope.stretched("factor", positions, factor)
+        return theta, RopeScaling(kind, factor, positions), longest
     scaling = RopeScaling(
         kind,
         factor,
-        rope.integer("original_max_position_embeddings", positions),
+        rope.positions("original_max_position_embeddings", positions),
         rope.number("low_freq_factor"),
         rope.number("high_freq_factor"),
     )

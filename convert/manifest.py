@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from convert.fields import read_json
 from convert.model import StoredModel
 from jaxpage.config import DType
+from jaxpage.reading import read_json
 
 MANIFEST_NAME = "manifest.json"
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from convert.fields import MOST_LAYERS, Fields, read_json, words
+from convert.fields import Fields, words
 from convert.hf_config import head_dim
 from convert.tensors import Tensor
-from jaxpage.config import ModelConfig, RopeScaling
+from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
+from jaxpage.reading import read_json
 
 _USED = words(
     "dim n_layers n_heads n_kv_heads head_dim vocab_size multiple_of ffn_dim_multiplier norm_eps "
@@ -24,6 +25,9 @@ _USED = words(
 )
 _HARMLESS = frozenset(("max_batch_size", "model_parallel_size"))
 _LLAMA3_VOCAB = 128256
+# A rotary table a layer: only LLaMA 1's code kept it there.
+_LLAMA1_TABLE = "attention.inner_attention.rope.freqs"
+_MOST_SIZE = 2**31
 
 
 def read_meta_params(directory: Path) -> Fields:
@@ -43,8 +47,10 @@ def parse_meta_config(fields: Fields, tensors: Mapping[str, Tensor]) -> ModelCon
             "the shards are incomplete or of another model"
         )
     is_tied = _is_tied(embedding, tensors.get("output.weight"))
-    scaling, max_positions = _rope(fields, is_tied)
     is_llama3 = embedding.shape[0] >= _LLAMA3_VOCAB
+    scaling, usual = _rope(fields, is_tied=is_tied, is_llama3=is_llama3)
+    if any(name.endswith(_LLAMA1_TABLE) for name in tensors):
+        usual = 2048
     hidden_size, num_heads = fields.integer("dim"), fields.integer("n_heads")
     try:
         return ModelConfig(
@@ -56,7 +62,7 @@ def parse_meta_config(fields: Fields, tensors: Mapping[str, Tensor]) -> ModelCon
             num_heads=num_heads,
             num_kv_heads=fields.integer("n_kv_heads", num_heads),
             head_dim=head_dim(fields, "head_dim", hidden_size, num_heads),
-            max_position_embeddings=max_positions,
+            max_position_embeddings=fields.positions("max_seq_len", usual),
             rms_norm_eps=fields.number("norm_eps", 1e-5),
             rope_theta=fields.number("rope_theta", 10000.0),
             rope_scaling=scaling,
@@ -74,23 +80,28 @@ def _intermediate_size(fields: Fields) -> int:
     """Source: FeedForward in Meta's llama/model.py: 2/3 of 4 D, scaled, rounded up."""
     size = int(2 * (4 * fields.integer("dim")) / 3)
     if fields.has("ffn_dim_multiplier"):
-        size = int(fields.number("ffn_dim_multiplier") * size)
+        multiplier = fields.number("ffn_dim_multiplier")
+        if not multiplier * size < _MOST_SIZE:
+            raise fields.wrong("ffn_dim_multiplier", multiplier, "a width below 2 ** 31 from it")
+        size = int(multiplier * size)
     multiple = fields.integer("multiple_of", 256)
-    return multiple * -(-size // multiple)
+    return multiple * max(-(-size // multiple), 1)
 
 
-def _rope(fields: Fields, is_tied: bool) -> tuple[RopeScaling | None, int]:
-    """(scaling, longest length in tokens), told by the generation."""
+def _rope(fields: Fields, *, is_tied: bool, is_llama3: bool) -> tuple[RopeScaling | None, int]:
+    """(scaling, usual length in tokens), told by the generation."""
+    theta = fields.number("rope_theta", 10000.0)
     if fields.flag("use_scaled_rope", False):
         # Factor 8 came with Llama 3.1; the small Llama 3.2 models, the only ones that tie their
         # head, use 32 (config.json of meta-llama/Llama-3.2-1B).
         factor = fields.number("rope_scaling_factor", 32.0 if is_tied else 8.0)
-        return RopeScaling("llama3", factor, 8192, 1.0, 4.0), fields.integer("max_seq_len", 131072)
-    if fields.number("rope_theta", 10000.0) >= 500000:
-        return None, fields.integer("max_seq_len", 8192)
-    # LLaMA 1 was trained with norm_eps 1e-6, LLaMA 2 with 1e-5.
-    length = 2048 if fields.number("norm_eps", 1e-5) < 5e-6 else 4096
-    return None, fields.integer("max_seq_len", length)
+        return RopeScaling("llama3", factor, 8192, 1.0, 4.0), 131072
+    if theta >= 1e6 and not is_llama3:
+        return None, 16384  # Code Llama: LLaMA 2 trained on with a longer base
+    if theta >= 500000:
+        return None, 8192
+    # LLaMA 1 was trained with norm_eps 1e-6, all but its largest, LLaMA 2 with 1e-5.
+    return None, 2048 if fields.number("norm_eps", 1e-5) < 5e-6 else 4096
 
 
 def _is_tied(embedding: Tensor, head: Tensor | None) -> bool:

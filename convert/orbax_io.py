@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convert.tree import flatten, nest
-from jaxpage.errors import CheckpointError
+from jaxpage.errors import CheckpointError, JaxpageError
+from jaxpage.reading import reading, reason
 
 # A save or a read costs tens of milliseconds however small it is, and its bytes in memory.
 _BATCH_BYTES = 16 * 2**20
@@ -35,7 +37,7 @@ def save_leaves(directory: Path, leaves: Iterable[tuple[str, NDArray[Any]]]) -> 
     context.array.saving.use_compression = False
     # Each save ends before the next leaf is made, so nothing can change under it.
     context.memory.deepcopy_host_arrays = False
-    with context:
+    with context, _written(directory):
         for batch in _batches(leaves):
             ocp.partial.save(_address(directory), nest(batch))
         ocp.partial.finalize(_address(directory))
@@ -83,19 +85,45 @@ def _address(directory: Path) -> str:
 
 @contextmanager
 def _readable(directory: Path) -> Iterator[None]:
-    """Turn what Orbax raises and logs for damaged files into one line."""
+    """Turns what Orbax raises for damaged files into one line."""
+    with _hushed(), reading(directory, "a whole Orbax checkpoint"):
+        yield
+
+
+@contextmanager
+def _written(directory: Path) -> Iterator[None]:
+    """Turns what Orbax raises for a full disk or one that can't be written into one line."""
+    before = sys.unraisablehook
+
+    def hook(raised: sys.UnraisableHookArgs) -> None:
+        # Writes that Orbax gave up report to a loop that is gone, from threads that aren't ours.
+        if str(raised.exc_value) != "Event loop is closed":
+            before(raised)
+
+    sys.unraisablehook = hook
+    try:
+        with _hushed():
+            yield
+        sys.unraisablehook = before  # after a failure such reports may still come
+    except JaxpageError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"got {directory} that Orbax can't write ({reason(error)}), wanted room and permission "
+            "for it; free some space or write elsewhere"
+        ) from error
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Keeps Orbax from logging: what matters of it, it raises too."""
     logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise CheckpointError(
-            f"got {directory}, wanted a whole Orbax checkpoint ({reason}); convert the model again"
-        ) from None
     finally:
-        logger.setLevel(level)
+        logger.setLevel(before)
 
 
 def _batches(

@@ -6,10 +6,11 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from convert.fields import MOST_LAYERS, Fields, read_json
+from convert.fields import Fields
 from convert.hf_config import read_dtype
-from jaxpage.config import ModelConfig, RopeScaling
+from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
+from jaxpage.reading import read_json
 
 MARK = "jaxpage_format"
 VERSION = 1
@@ -54,7 +55,7 @@ def _parse(found: Fields) -> ModelConfig:
         num_heads=found.integer("num_heads"),
         num_kv_heads=found.integer("num_kv_heads"),
         head_dim=found.integer("head_dim"),
-        max_position_embeddings=found.integer("max_position_embeddings"),
+        max_position_embeddings=found.positions("max_position_embeddings"),
         rms_norm_eps=found.number("rms_norm_eps"),
         rope_theta=found.number("rope_theta"),
         rope_scaling=_rope_scaling(found),
@@ -79,7 +80,7 @@ def _rope_scaling(found: Fields) -> RopeScaling | None:
     return RopeScaling(
         raw["kind"],
         rope.number("factor"),
-        rope.integer("original_max_position_embeddings"),
+        rope.positions("original_max_position_embeddings"),
         rope.number("low_freq_factor"),
         rope.number("high_freq_factor"),
     )

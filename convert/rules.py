@@ -17,11 +17,14 @@ ours, as Hugging Face, keeps them in halves. Worked example for H = 6:
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from numpy.typing import NDArray
 
+from convert.fields import words
+from convert.tensors import Tensor
 from jaxpage.config import ModelConfig
 
 Slot = Literal["whole", "q", "k", "v", "gate", "up"]
@@ -59,8 +62,6 @@ HF_RULES: tuple[Rule, ...] = (
     Rule("model.layers.{i}.mlp.down_proj.bias", "layers_{i}/mlp/down/bias"),
     Rule("model.norm.weight", "final_norm/scale"),
     Rule("lm_head.weight", "lm_head/kernel"),
-    # A buffer that old exports stored; it follows from rope_theta.
-    Rule("model.layers.{i}.self_attn.rotary_emb.inv_freq", None),
 )
 
 META_RULES: tuple[Rule, ...] = (
@@ -76,8 +77,6 @@ META_RULES: tuple[Rule, ...] = (
     Rule("layers.{i}.feed_forward.w2.weight", "layers_{i}/mlp/down/kernel"),
     Rule("norm.weight", "final_norm/scale"),
     Rule("output.weight", "lm_head/kernel"),
-    # The rotary table; it follows from rope_theta.
-    Rule("rope.freqs", None),
 )
 
 GGUF_RULES: tuple[Rule, ...] = (
@@ -104,6 +103,35 @@ GGUF_RULES: tuple[Rule, ...] = (
     Rule("rope_freqs.weight", None),
     Rule("blk.{i}.attn_rot_embd", None),
 )
+
+# Buffers that follow from the config, as old exports of every kind stored them.
+_DERIVED = words(
+    "freqs freqs_cis inv_freq original_inv_freq cos_cached sin_cached rotary_cos rotary_sin "
+    "masked_bias position_ids causal_mask"
+)
+
+
+def is_derived(name: str, shape: tuple[int, ...]) -> bool:
+    """True for rotary tables and causal masks: nothing in them that the config doesn't say.
+
+    `attn.bias` of shape [1, 1, T, T] is a mask too; of another shape it would be a parameter.
+    """
+    parents, _, last = name.rpartition(".")
+    is_mask = last == "bias" and parents.endswith(("attn", "attention")) and len(shape) == 4
+    return is_mask or last in _DERIVED
+
+
+def named_by_embedding(
+    tensors: Mapping[str, Tensor], rules: tuple[Rule, ...]
+) -> Mapping[str, Tensor]:
+    """The tensors of a tied model by the embedding's name: some store the head's alone."""
+    embedding, head = (
+        next(rule.source for rule in rules if rule.target == target)
+        for target in ("embed/embedding", "lm_head/kernel")
+    )
+    if embedding in tensors or head not in tensors:
+        return tensors
+    return {embedding if name == head else name: tensor for name, tensor in tensors.items()}
 
 
 def source_shape(rule: Rule, leaf_shape: tuple[int, ...], config: ModelConfig) -> tuple[int, ...]:

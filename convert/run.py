@@ -42,29 +42,34 @@ def convert(
     `auto` keeps the stored dtype. CheckpointError for files that are not a whole model or a
     destination that may not be written, CapacityError when the disk is too small.
     """
-    path = locate(source)
-    if destination.exists() and path.resolve().is_relative_to(destination.resolve()):
-        # a destination is replaced whole, and the source would go with it
-        raise CheckpointError(
-            f"got source {path} in the destination {destination}, wanted two places; choose another"
-        )
-    with warnings.catch_warnings(record=True) as caught:
+    told: list[str] = []
+    with (
+        warnings.catch_warnings(record=True) as caught,
+        # First of all: a download or an hour's work is lost where the end can't be written.
+        written_aside(destination, overwrite=overwrite, tell=told.append) as directory,
+    ):
         warnings.simplefilter("always")
+        path = locate(source)
+        if path.resolve().is_relative_to(destination.resolve()):
+            # what a destination holds is replaced, and the source would go with it
+            raise CheckpointError(
+                f"got source {path} in the destination {destination}, wanted two places; "
+                "choose another"
+            )
         model = open_model(path)
         stored = model.config.dtype if dtype == "auto" else dtype
-        with written_aside(destination, overwrite=overwrite) as directory:
-            require_disk(model.num_bytes(stored), directory, f"a model for {destination}")
-            leaves = progress(model.leaves(stored), len(model.shapes))
-            about_text = write_text_files(model, directory)
-            if to == "hf":
-                export_hf(model, leaves, directory, stored)
-                return _messages(caught) + about_text
-            save_leaves((directory / PARAMS_NAME).resolve(), leaves)
-            config = write_own_config(replace(model.config, dtype=stored))
-            (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-            messages = _messages(caught)
-            write_manifest(directory, model, source=str(source), dtype=stored, warnings=messages)
-            return messages + about_text
+        require_disk(model.num_bytes(stored), directory, f"a model for {destination}")
+        leaves = progress(model.leaves(stored), len(model.shapes))
+        about_text = write_text_files(model, directory)
+        if to == "hf":
+            export_hf(model, leaves, directory, stored)
+            return told + _messages(caught) + about_text
+        save_leaves((directory / PARAMS_NAME).resolve(), leaves)
+        config = write_own_config(replace(model.config, dtype=stored))
+        (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        messages = _messages(caught)
+        write_manifest(directory, model, source=str(source), dtype=stored, warnings=messages)
+        return told + messages + about_text
 
 
 def _messages(caught: list[warnings.WarningMessage]) -> list[str]:

@@ -18,13 +18,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.fields import read_json
-from convert.tensors import Tensor, map_file
+from convert.tensors import Tensor, gathered, map_file
 from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
+from jaxpage.reading import MOST_JSON_BYTES, read_json, reading
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+_MOST_DIMS = 8
 _DTYPES: dict[str, tuple[DType, np.dtype[Any]]] = {
     "F32": ("float32", np.dtype("<f4")),
     "F16": ("float16", np.dtype("<f2")),
@@ -32,21 +33,30 @@ _DTYPES: dict[str, tuple[DType, np.dtype[Any]]] = {
 }
 
 
-def shard_files(directory: Path, index_name: str, single_name: str) -> list[Path]:
-    """The weight files of a directory; CheckpointError when the index names one that is missing."""
+def read_index(directory: Path, index_name: str) -> dict[str, str]:
+    """Tensor -> the name of its file, as a directory's index says; empty without an index."""
     index = directory / index_name
     if not index.exists():
-        return [directory / single_name]
+        return {}
     weight_map = read_json(index).get("weight_map")
     files = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    if not files or not all(isinstance(name, str) for name in files):
+    if not files or not all(isinstance(name, str) and Path(name).name for name in files):
         raise CheckpointError(
             f"got {index} without a weight_map, wanted tensor names and their files; "
             "download it again"
         )
-    paths = [directory / Path(name).name for name in sorted(set(files))]
+    # Only the last part: an index can't lead out of its directory.
+    return {str(name): Path(file).name for name, file in dict(weight_map or {}).items()}
+
+
+def shard_files(directory: Path, index_name: str, single_name: str) -> list[Path]:
+    """The weight files of a directory; CheckpointError when the index names one that is missing."""
+    names = sorted(set(read_index(directory, index_name).values())) or [single_name]
+    paths = [directory / name for name in names]
     for path in paths:
-        if not path.exists():
+        with reading(path, "a file of weights"):
+            is_there = path.exists()
+        if not is_there:
             raise CheckpointError(
                 f"got no {path.name} in {directory}, wanted all {len(paths)} files that "
                 f"{index_name} names; download the missing one"
@@ -54,58 +64,41 @@ def shard_files(directory: Path, index_name: str, single_name: str) -> list[Path
     return paths
 
 
-def read_safetensors(paths: Iterable[Path]) -> dict[str, Tensor]:
-    """Every tensor of the files; CheckpointError for a damaged file or a name stored twice."""
-    tensors: dict[str, Tensor] = {}
-    for path in paths:
-        for name, tensor in _read_file(path).items():
-            if name in tensors:
-                raise CheckpointError(
-                    f"got tensor {name} twice, again in {path}, wanted it in one file; "
-                    "remove files that the index does not name"
-                )
-            tensors[name] = tensor
-    return tensors
+def read_safetensors(
+    paths: Iterable[Path], index: Mapping[str, str] | None = None
+) -> dict[str, Tensor]:
+    """Every tensor of the files; CheckpointError for a damaged file or an unexplained copy."""
+    return gathered(((path, _read_file(path)) for path in paths), index or {})
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
     buffer = map_file(path, "safetensors")
-    try:
+    with reading(path, "a whole safetensors file"):
         (header_bytes,) = struct.unpack_from("<Q", buffer)
         start = 8 + header_bytes
-        if start > len(buffer):
-            raise ValueError(f"the header of {header_bytes} bytes runs past the end of the file")
+        if start > len(buffer) or header_bytes > MOST_JSON_BYTES:
+            raise ValueError(f"its header of {header_bytes} bytes is longer than it may be")
         header = json.loads(buffer[8:start])
         if not isinstance(header, dict):
-            raise ValueError("the header is not an object")
+            raise ValueError("its header is not an object")
         return {
             name: _tensor(path, buffer, name, entry, start)
             for name, entry in header.items()
             if name != "__metadata__"
         }
-    except CheckpointError:
-        raise
-    except (
-        struct.error,
-        ValueError,
-        LookupError,
-        TypeError,
-        OverflowError,
-        RecursionError,
-    ) as error:
-        raise CheckpointError(
-            f"got a damaged safetensors header in {path} ({error}), wanted a whole file; "
-            "download it again"
-        ) from None
 
 
 def _tensor(
     path: Path, buffer: mmap.mmap, name: str, entry: Mapping[str, Any], start: int
 ) -> Tensor:
-    begin, end = (int(offset) for offset in entry["data_offsets"])
-    shape = tuple(int(dim) for dim in entry["shape"])
-    if not 0 <= begin <= end or any(dim < 0 for dim in shape):
-        raise ValueError(f"tensor {name} has offsets {begin}..{end} and shape {list(shape)}")
+    (begin, end), shape = entry["data_offsets"], tuple(entry["shape"])
+    # In a 64 bit integer's reach, so that products are numbers and not megabytes of digits.
+    if len(shape) > _MOST_DIMS or not all(
+        type(number) is int and 0 <= number < 2**63 for number in (begin, end, *shape)
+    ):
+        raise ValueError(f"tensor {name} has offsets or a shape that are none")
+    if begin > end:
+        raise ValueError(f"tensor {name} has offsets {begin}..{end}")
     if start + end > len(buffer):
         raise CheckpointError(
             f"got {path} of {len(buffer)} bytes, wanted at least {start + end} for tensor {name}: "
@@ -113,7 +106,7 @@ def _tensor(
         )
     type_name = str(entry["dtype"])
     dtype, numpy_dtype = _DTYPES.get(type_name, ("float32", None))
-    size = int(np.prod(shape, dtype=object))
+    size = math.prod(shape)
     if numpy_dtype is not None and size * numpy_dtype.itemsize != end - begin:
         raise ValueError(f"tensor {name} of shape {list(shape)} has {end - begin} bytes")
 

@@ -10,18 +10,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from convert.fields import read_json
+from convert.assemble import expand
 from convert.gguf_config import read_gguf_config
 from convert.gguf_io import is_gguf, read_gguf
 from convert.hf_config import read_hf_config
 from convert.meta_config import parse_meta_config, read_meta_params
 from convert.own_config import is_own_config
-from convert.rules import GGUF_RULES, HF_RULES, META_RULES, Rule
-from convert.safetensors_io import INDEX_NAME, SINGLE_NAME, read_safetensors, shard_files
+from convert.rules import GGUF_RULES, HF_RULES, META_RULES, Rule, named_by_embedding
+from convert.safetensors_io import (
+    INDEX_NAME,
+    SINGLE_NAME,
+    read_index,
+    read_safetensors,
+    shard_files,
+)
 from convert.tensors import Tensor
 from convert.torch_io import BIN_INDEX_NAME, BIN_NAME, read_bin_files, read_meta_shards
 from jaxpage.config import ModelConfig
 from jaxpage.errors import CheckpointError
+from jaxpage.reading import read_json
 
 Kind = Literal["converted", "huggingface", "gguf", "meta"]
 _WANTED = (
@@ -78,6 +85,7 @@ def open_source(path: Path) -> Source:
     if kind == "meta":
         params = read_meta_params(path)
         tensors, files = read_meta_shards(path, params.integer("dim"))
+        tensors = named_by_embedding(tensors, META_RULES)
         config = parse_meta_config(params, tensors)
         return Source(kind, path, config, tensors, META_RULES, files)
     raise CheckpointError(
@@ -88,16 +96,23 @@ def open_source(path: Path) -> Source:
 def _open_huggingface(path: Path) -> Source:
     config = read_hf_config(path)
     if (path / INDEX_NAME).exists() or (path / SINGLE_NAME).exists():
+        index = read_index(path, INDEX_NAME)
         files = shard_files(path, INDEX_NAME, SINGLE_NAME)
-        tensors = read_safetensors(files)
+        tensors = read_safetensors(files, index)
     elif (path / BIN_INDEX_NAME).exists() or (path / BIN_NAME).exists():
+        index = read_index(path, BIN_INDEX_NAME)
         files = shard_files(path, BIN_INDEX_NAME, BIN_NAME)
-        tensors = read_bin_files(files)
+        tensors = read_bin_files(files, index)
     else:
         raise CheckpointError(
             f"got {path} with config.json but no weights, wanted {SINGLE_NAME}, {INDEX_NAME} or "
             f"{BIN_NAME}; download the missing files"
         )
+    if index:  # what it doesn't name is no part of the model, unless the model asks for it
+        wanted = index.keys() | {name for _, name, _ in expand(HF_RULES, config)}
+        tensors = {name: tensor for name, tensor in tensors.items() if name in wanted}
+    if config.tie_word_embeddings:
+        tensors = named_by_embedding(tensors, HF_RULES)
     embedding = tensors.get("model.embed_tokens.weight")
     if embedding is not None:
         config = replace(config, dtype=embedding.dtype)

@@ -6,7 +6,7 @@ Files are mapped, so that nothing is read before it is asked for.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
+from jaxpage.reading import open_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,24 @@ class Tensor:
     read: Callable[[], NDArray[Any]]
 
 
+def gathered(
+    files: Iterable[tuple[Path, Mapping[str, Tensor]]], index: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """The tensors of several files; of two of one name that which the index points at."""
+    tensors: dict[str, Tensor] = {}
+    for path, found in files:
+        for name, tensor in found.items():
+            if name in tensors and name not in index:
+                raise CheckpointError(
+                    f"got tensor {name} twice, again in {path}, wanted it in one file; "
+                    "remove files that the index does not name"
+                )
+            if name not in tensors or index[name] == path.name:
+                tensors[name] = tensor
+    return tensors
+
+
 def map_file(path: Path, kind: str) -> mmap.mmap:
     """The bytes of a file, mapped read-only; CheckpointError where that can't be, as when empty."""
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"got {path}, wanted a readable {kind} file ({error}); check the path"
-        ) from None
+    with open_file(path, wanted=f"a {kind} file") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -10,16 +10,21 @@ import json
 import shutil
 from pathlib import Path
 
-from convert.fields import read_json
 from convert.hf_config import write_generation_config
 from convert.model import StoredModel
 from jaxpage.errors import CheckpointError
-from jaxpage.tokenizer import Tokenizer, load_tokenizer, save_tokenizer, tokenizer_from_gguf
+from jaxpage.reading import read_json
+from jaxpage.tokenizer import (
+    load_tokenizer,
+    read_gguf_metadata,
+    save_tokenizer,
+    tokenizer_from_gguf,
+)
 
 _GENERATION_NAME = "generation_config.json"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 _NAMES = (
-    "tokenizer.json",
-    "tokenizer.model",
+    *_TOKENIZERS,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -31,21 +36,61 @@ _NAMES = (
 )
 
 
+def find_tokenizer(path: Path) -> Path | None:
+    """The file or directory that the tokenizer of the model at `path` lies in, if it has one."""
+    if path.is_file():
+        model = read_gguf_metadata(path).get("tokenizer.ggml.model")
+        return None if model in (None, "none", "no_vocab") else path
+    # Meta's first download put tokenizer.model beside the model directories.
+    is_meta = (path / "params.json").exists() and not (path / "config.json").exists()
+    places = (path, path.resolve().parent) if is_meta else (path,)
+    return next(
+        (place for place in places for name in _TOKENIZERS if (place / name).exists()), None
+    )
+
+
 def write_text_files(model: StoredModel, destination: Path) -> list[str]:
     """Copy or write what a tokenizer is built from; returns what to warn of: that there is none."""
-    tokenizer = _foreign_tokenizer(model)
-    if tokenizer is not None:
-        save_tokenizer(tokenizer, destination)
-    for name in _NAMES if model.kind in ("huggingface", "converted") else ():
-        if (model.path / name).is_file():
-            shutil.copyfile(model.path / name, destination / name)
+    place = find_tokenizer(model.path)
+    # A tokenizer.json beside Meta's shards is somebody's choice, and copied as it is.
+    is_written = model.kind == "meta" and place and not (place / _TOKENIZERS[0]).exists()
+    if place and model.gguf_metadata is not None:
+        save_tokenizer(tokenizer_from_gguf(model.gguf_metadata), destination)
+    elif place and is_written:
+        save_tokenizer(load_tokenizer(place), destination)
+    else:
+        _copy_files(place or model.path, destination)
     path = destination / _GENERATION_NAME
     kept = read_json(path) if path.exists() else {}
     merged = json.dumps(kept | write_generation_config(model.config), indent=2)
     path.write_text(merged + "\n", encoding="utf-8")
-    if any((destination / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
+    if place:
         return _fault_of_tokenizer(destination)
     return [f"{model.path} has no tokenizer; only token ids can be used"]
+
+
+def _copy_files(directory: Path, destination: Path) -> None:
+    for name in _NAMES if directory.is_dir() else ():
+        if (directory / name).is_file():
+            _check_inside(directory, name)
+            shutil.copyfile(directory / name, destination / name)
+
+
+def _check_inside(directory: Path, name: str) -> None:
+    """CheckpointError for a link that leads out of the model: who made it chose what is published.
+
+    A snapshot in the Hub's cache is made of links into the `blobs` beside it, which are its own.
+    """
+    root = directory.resolve()
+    places = [root]
+    if root.parent.name == "snapshots":
+        places.append(root.parent.parent / "blobs")
+    target = (directory / name).resolve()
+    if not any(target.is_relative_to(place) for place in places):
+        raise CheckpointError(
+            f"got {directory / name}, a link to {target} outside of the model, wanted a file of "
+            "the model's own; copy it there if it belongs to the model"
+        )
 
 
 def _fault_of_tokenizer(directory: Path) -> list[str]:
@@ -55,16 +100,3 @@ def _fault_of_tokenizer(directory: Path) -> list[str]:
     except CheckpointError as error:
         return [f"the tokenizer that was copied can't be used: {error}"]
     return []
-
-
-def _foreign_tokenizer(model: StoredModel) -> Tokenizer | None:
-    """The tokenizer of a GGUF file or a Meta directory."""
-    if model.gguf_metadata is not None:
-        has_one = "tokenizer.ggml.model" in model.gguf_metadata
-        return tokenizer_from_gguf(model.gguf_metadata) if has_one else None
-    if model.kind == "meta":
-        # Meta's first download put tokenizer.model beside the model directories.
-        for directory in (model.path, model.path.resolve().parent):
-            if (directory / "tokenizer.model").is_file():
-                return load_tokenizer(directory / "tokenizer.model")
-    return None

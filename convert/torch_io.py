@@ -6,19 +6,21 @@ The only module that touches torch, and only when such a file is met. Files are 
 
 from __future__ import annotations
 
-import pickle
+import os
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.tensors import Tensor
+from convert.rules import is_derived
+from convert.tensors import Tensor, gathered
 from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
+from jaxpage.reading import open_file, reading
 
 BIN_NAME = "pytorch_model.bin"
 BIN_INDEX_NAME = "pytorch_model.bin.index.json"
@@ -38,13 +40,15 @@ _SPLIT_AXES = {
 _EMBEDDING = "tok_embeddings.weight"
 
 
-def read_bin_files(paths: Iterable[Path]) -> dict[str, Tensor]:
+def read_bin_files(
+    paths: Iterable[Path], index: Mapping[str, str] | None = None
+) -> dict[str, Tensor]:
     """Every tensor of Hugging Face's old format."""
-    tensors: dict[str, Tensor] = {}
-    for path in paths:
-        for name, value in _load(path).items():
-            tensors[name] = _single(name, value, path)
-    return tensors
+    files = (
+        (path, {name: _single(name, value, path) for name, value in _load(path).items()})
+        for path in paths
+    )
+    return gathered(files, index or {})
 
 
 def read_meta_shards(
@@ -62,14 +66,16 @@ def read_meta_shards(
     shards = [_load(path) for path in paths]
     names = set(shards[0])
     for path, shard in zip(paths, shards, strict=True):
-        if set(shard) != names:
-            odd = sorted(names ^ set(shard))[0]
+        odd = sorted(name for name in names ^ set(shard) if not is_derived(name, ()))
+        if odd:
             raise CheckpointError(
-                f"got tensor {odd} in only some of the shards of {directory}, wanted it in every "
-                f"one ({path.name} differs); download the shards again"
+                f"got tensor {odd[0]} in only some of the shards of {directory}, wanted it in "
+                f"every one ({path.name} differs); download the shards again"
             )
     tensors = {
-        name: _joined(name, [shard[name] for shard in shards], hidden_size, directory)
+        name: _joined(
+            name, [shard[name] for shard in shards if name in shard], hidden_size, directory
+        )
         for name in shards[0]
     }
     return tensors, paths
@@ -84,17 +90,16 @@ def _load(path: Path) -> dict[str, Any]:
             f"got the PyTorch file {path} and no torch, wanted torch to read it; "
             'run pip install "jaxpage[torch]" or use safetensors'
         ) from None
-    try:
+    wanted = "a whole PyTorch file of tensors only"
+    with open_file(path, wanted=wanted) as file:
         # Files from before PyTorch 1.6 are no zip archives and cannot be mapped.
-        is_mapped = zipfile.is_zipfile(path)
+        is_mapped = zipfile.is_zipfile(file)
+        if is_mapped:
+            _check_archive(file, path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(
-            f"got {path} that torch cannot load ({reason}), wanted a whole file of "
-            "tensors only; download it again"
-        ) from None
-    if not isinstance(state, dict) or not all(torch.is_tensor(v) for v in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(name, str) and torch.is_tensor(value) for name, value in state.items()
+    ):
         raise CheckpointError(
             f"got {path} that holds more than named tensors, wanted a model's state dict; "
             "save model.state_dict() instead of a training state"
@@ -102,7 +107,20 @@ def _load(path: Path) -> dict[str, Any]:
     return state
 
 
+def _check_archive(file: BinaryIO, path: Path) -> None:
+    """CheckpointError for an archive of more than its file: torch packs nothing."""
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+    most, unpacked = os.fstat(file.fileno()).st_size, sum(entry.file_size for entry in entries)
+    if unpacked > most or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        raise CheckpointError(
+            f"got {path} of {most} bytes that unpacks to {unpacked}, wanted one that torch.save "
+            "wrote, which packs nothing; save it again"
+        )
+
+
 def _single(name: str, value: Any, path: Path) -> Tensor:
+    _check_plain(name, value, path)
     dtype, is_known = _dtype(value)
 
     def read() -> NDArray[Any]:
@@ -111,6 +129,21 @@ def _single(name: str, value: Any, path: Path) -> Tensor:
 
     num_bytes = value.numel() * value.element_size()
     return Tensor(name=name, shape=tuple(value.shape), dtype=dtype, num_bytes=num_bytes, read=read)
+
+
+def _check_plain(name: str, value: Any, path: Path) -> None:
+    """CheckpointError for a tensor that is more, or less, than an array of numbers in memory."""
+    import torch
+
+    with reading(f"tensor {name} in {path}", "an array of numbers"):
+        if value.is_quantized or value.is_nested or value.layout != torch.strided:
+            kind = "quantised" if value.is_quantized else "nested" if value.is_nested else "sparse"
+            raise ValueError(f"it is {kind}")
+        if value.device.type != "cpu" or type(value) not in (torch.Tensor, torch.nn.Parameter):
+            raise ValueError(f"it is a {type(value).__name__} on {value.device}")
+        stored, claimed = value.untyped_storage().nbytes(), value.numel() * value.element_size()
+        if claimed > stored:
+            raise ValueError(f"it repeats {stored} bytes to fill {claimed}")
 
 
 def _joined(name: str, values: list[Any], hidden_size: int, directory: Path) -> Tensor:

@@ -21,6 +21,7 @@ from convert.model import PARAMS_NAME, converted_leaves
 from convert.orbax_io import read_leaves
 from convert.own_config import read_own_config
 from convert.sources import detect, open_source
+from convert.text_files import find_tokenizer
 from convert.tree import nest
 from jaxpage.config import DTYPES, DType, ModelConfig
 from jaxpage.errors import CapacityError, ConfigError
@@ -32,15 +33,16 @@ __all__ = ["DEFAULT_MODEL", "load", "load_weights"]
 
 def load(
     name_or_path: str | Path, dtype: DType | Literal["auto"] = "float32"
-) -> tuple[ModelConfig, dict[str, Any], Tokenizer]:
-    """Config, parameters on the default device, and tokenizer of a model.
+) -> tuple[ModelConfig, dict[str, Any], Tokenizer | None]:
+    """Config, parameters on the default device, and tokenizer of a model, None where it has none.
 
     `auto` keeps the stored dtype. CheckpointError for files that don't hold a whole model,
     CapacityError for one that doesn't fit in memory.
     """
     path = locate(name_or_path)
     config, params = load_weights(path, dtype)
-    return config, params, load_tokenizer(path)
+    place = find_tokenizer(path)
+    return config, params, None if place is None else load_tokenizer(place)
 
 
 def load_weights(

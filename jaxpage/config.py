@@ -13,6 +13,11 @@ from jaxpage.errors import ConfigError
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
 RopeKind = Literal["linear", "dynamic", "llama3"]
+MOST_LAYERS = 10_000
+MOST_POSITIONS = 2**24
+"""Tokens; the longest model known has 10,485,760, and tables are as wide as what is allowed."""
+MOST_END_IDS = 1024
+_MOST_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,24 @@ class ModelConfig:
     architecture: str = "llama"
 
     def __post_init__(self) -> None:
+        limits = {"num_layers": MOST_LAYERS, "max_position_embeddings": MOST_POSITIONS}
+        for name, most in limits.items():
+            if getattr(self, name) > most:
+                raise ConfigError(
+                    f"got {name}={getattr(self, name)}, wanted at most {most}; check the model's "
+                    "config"
+                )
+        if len(self.eos_token_ids) > MOST_END_IDS:
+            raise ConfigError(
+                f"got {len(self.eos_token_ids)} end ids, wanted at most {MOST_END_IDS}; check the "
+                "model's config"
+            )
+        for token_id in (self.bos_token_id or 0, *self.eos_token_ids):
+            if not 0 <= token_id <= _MOST_INT32:
+                raise ConfigError(
+                    f"got the token id {token_id}, wanted one from 0 to {_MOST_INT32}; check the "
+                    "model's config"
+                )
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"got num_heads={self.num_heads} and num_kv_heads={self.num_kv_heads}, wanted a "

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from jaxpage.errors import CheckpointError, JaxpageError
 
@@ -50,16 +50,22 @@ def reason(error: BaseException) -> str:
     return text if text and known else ": ".join(filter(None, (type(error).__name__, text)))
 
 
-def read_bytes(path: Path, *, wanted: str, most: int = MOST_TOKENIZER_BYTES) -> bytes:
-    """A regular file's content: a pipe would be waited for, a device never ends."""
+@contextmanager
+def open_file(path: Path, *, wanted: str) -> Iterator[BinaryIO]:
+    """A regular file: a pipe would be waited for, a device never ends."""
     with reading(path, wanted), open(path, "rb", opener=_open_without_waiting) as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise CheckpointError(f"got {path} that is no regular file, wanted {wanted}; copy it")
-        if status.st_size > most:
+        yield file
+
+
+def read_bytes(path: Path, *, wanted: str, most: int = MOST_TOKENIZER_BYTES) -> bytes:
+    """A regular file's content, of at most `most` bytes."""
+    with open_file(path, wanted=wanted) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
             raise CheckpointError(
-                f"got {path} of {status.st_size} bytes, wanted {wanted} of at most {most}; "
-                "download it again"
+                f"got {path} of {size} bytes, wanted {wanted} of at most {most}; download it again"
             )
         return file.read()
 

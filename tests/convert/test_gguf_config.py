@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,31 @@ def test_padding_rows_count(tmp_path: Path) -> None:
 def test_all_ends_of_a_turn() -> None:
     config = read(tokenizer__ggml__eot_token_id=5, tokenizer__ggml__eom_token_id=2)
     assert config.eos_token_ids == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("model", "bos", "ends"), [("llama", 1, (2,)), ("gpt2", None, ()), (None, None, ())]
+)
+@pytest.mark.parametrize("value", [None, 96, -1, 2**32 - 1, 2**63])
+def test_special_ids_out_of_range_are_the_formats_own(
+    value: int | None, model: str | None, bos: int | None, ends: tuple[int, ...]
+) -> None:
+    names = ("bos", "eos", "eot", "eom")
+    changes = {f"tokenizer__ggml__{name}_token_id": value for name in names}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        config = read(tokenizer__ggml__model=model, **changes)
+    assert (config.bos_token_id, config.eos_token_ids) == (bos, ends)
+    said = [str(warning.message) for warning in caught]
+    assert len(said) == (0 if value is None else 4)
+    for name in names if said else ():
+        assert any(f"tokenizer.ggml.{name}_token_id={value} in model.gguf" in line for line in said)
+
+
+@pytest.mark.parametrize("value", ["</s>", 2.0, True, [2]])
+def test_special_ids_of_another_type_are_refused(value: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.eos_token_id=.* in model\.gguf"):
+        read(tokenizer__ggml__eos_token_id=value)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import gguf
@@ -121,3 +122,85 @@ def test_is_gguf(whole: Path, tmp_path: Path) -> None:
     assert is_gguf(whole)
     (tmp_path / "x").write_bytes(b"GGU")
     assert not is_gguf(tmp_path / "x")
+
+
+def with_keys(path: Path, *keys: bytes) -> Path:
+    """A GGUF file of no tensors and these keys, as they are on disk."""
+    counts = (0).to_bytes(8, "little") + len(keys).to_bytes(8, "little")
+    path.write_bytes(b"GGUF" + (3).to_bytes(4, "little") + counts + b"".join(keys))
+    return path
+
+
+def key(name: bytes, kind: int, value: bytes) -> bytes:
+    return len(name).to_bytes(8, "little") + name + kind.to_bytes(4, "little") + value
+
+
+def array(kind: int, count: int, data: bytes) -> bytes:
+    return kind.to_bytes(4, "little") + count.to_bytes(8, "little") + data
+
+
+def text(value: bytes) -> bytes:
+    return len(value).to_bytes(8, "little") + value
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [(0, bytes(40_000_000)), (8, text(b"x" * 12) * 200_000)],
+    ids=["numbers", "strings"],
+)
+def test_an_array_that_nobody_needs_costs_nothing(kind: int, data: bytes, tmp_path: Path) -> None:
+    count = len(data) if kind == 0 else 200_000
+    large = key(b"x.large", 9, array(kind, count, data))
+    path = with_keys(tmp_path / "x.gguf", large, key(b"x.small", 4, bytes([7, 0, 0, 0])))
+    tracemalloc.start()
+    metadata = read_gguf(path).metadata
+    assert metadata["x.small"] == 7
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000
+    assert list(metadata) == ["x.large", "x.small"]
+
+
+def test_an_array_too_long_to_be_one_is_refused_when_asked_for(tmp_path: Path) -> None:
+    tokens = key(b"tokenizer.ggml.tokens", 9, array(0, 5_000_000, bytes(5_000_000)))
+    metadata = read_gguf(with_keys(tmp_path / "x.gguf", tokens)).metadata
+    with pytest.raises(CheckpointError, match=r"5000000 entries of tokenizer\.ggml\.tokens in .*x"):
+        metadata["tokenizer.ggml.tokens"]
+
+
+def test_text_that_is_no_utf8_is_warned_of_where_it_is_read(tmp_path: Path) -> None:
+    bad = key(b"general.description", 8, text(b"caf\xe9"))
+    metadata = read_gguf(with_keys(tmp_path / "x.gguf", bad)).metadata
+    with pytest.warns(
+        UserWarning, match=r"general\.description in .*x\.gguf holds text that isn't"
+    ):
+        assert metadata["general.description"] == "caf\ufffd"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        key(b"x", 9, array(8, 2**60, b"")),
+        key(b"x", 9, array(0, 2**63, b"")),
+        key(b"x", 9, array(9, 1, array(9, 1, array(9, 1, array(9, 1, array(9, 1, b"")))))),
+        key(b"x", 8, (2**63).to_bytes(8, "little")),
+        key(b"x", 13, b""),
+        key(b"x", 2**32 - 1, b""),
+        key(b"x" * 70_000, 4, bytes(4)),
+        key(b"general.alignment", 4, (2**31).to_bytes(4, "little")),
+        key(b"general.alignment", 4, bytes(4)),
+        key(b"general.alignment", 8, text(b"32")),
+    ],
+    ids=range(10),
+)
+def test_lengths_that_the_file_has_not_are_refused(damage: bytes, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"x\.gguf") as error:
+        read_gguf(with_keys(tmp_path / "x.gguf", damage))
+    assert "\n" not in str(error.value)
+
+
+def test_more_tensors_than_a_model_has_are_refused(tmp_path: Path) -> None:
+    path = with_keys(tmp_path / "x.gguf")
+    path.write_bytes(path.read_bytes()[:8] + (10**6).to_bytes(8, "little") + bytes(40_000_000))
+    with pytest.raises(CheckpointError, match="1000000 tensors"):
+        read_gguf(path)

@@ -74,7 +74,13 @@ def test_llama_ignores_a_window_as_transformers_does() -> None:
 
 def test_generation_config_says_where_text_ends() -> None:
     assert parse(eos_token_id=2).eos_token_ids == (2,)
-    assert parse({"eos_token_id": [5, 6, 5]}, eos_token_id=2).eos_token_ids == (5, 6)
+    assert parse({"eos_token_id": [5, 6, 5]}, eos_token_id=2).eos_token_ids == (5, 6, 2)
+    assert parse({"eos_token_id": 5}, eos_token_id=[2, 5]).eos_token_ids == (5, 2)
+    assert parse_hf_config(
+        {key: value for key, value in BASE.items() if key != "eos_token_id"},
+        {"eos_token_id": 5},
+        "config.json",
+    ).eos_token_ids == (5,)
     assert parse({"eos_token_id": None}, eos_token_id=[2, 3]).eos_token_ids == (2, 3)
 
 
@@ -143,3 +149,32 @@ def test_writing_is_the_inverse_of_reading(name: str) -> None:
     config = parse(**VARIANTS[name])
     written = parse_hf_config(write_hf_config(config), write_generation_config(config), "x")
     assert written == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers"),
+        ({"max_position_embeddings": 2**31}, "max_position_embeddings"),
+        ({"max_position_embeddings": 2**30}, "max_position_embeddings"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e300}}, "factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e29}}, "factor"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0**30}}, "factor"),
+        ({"rope_scaling": {"type": "dynamic", "factor": float("nan")}}, "factor"),
+        ({"rope_theta": float("inf")}, "rope_theta"),
+        ({"rope_theta": 10**400}, "rope_theta"),
+        ({"eos_token_id": 2**31}, "token id"),
+        ({"bos_token_id": 2**31}, "token id"),
+        ({"eos_token_id": list(range(10**6))}, "end ids"),
+        ({"eos_token_id": [[2]]}, "eos_token_id"),
+        ({"architectures": {"a": 1}}, "architecture"),
+        ({"hidden_act": ["silu"]}, "hidden_act"),
+        ({"a" * 10**6: "b" * 10**6}, "unknown key"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_settings_that_no_model_has_are_one_short_line(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(CheckpointError, match=named) as error:
+        parse(**changes)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 1000

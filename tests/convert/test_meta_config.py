@@ -29,6 +29,7 @@ LLAMA3_8B = {
     "rope_theta": 500000.0,
 }
 LLAMA31_8B = LLAMA3_8B | {"use_scaled_rope": True}
+CODE_LLAMA_7B = LLAMA2_7B | {"ffn_dim_multiplier": 1.0, "rope_theta": 1000000}
 
 
 def tensor(name: str, rows: int, seed: int = 0) -> Tensor:
@@ -52,10 +53,12 @@ def parse(
     [
         (LLAMA1_7B, 32000, 2048, 11008, 32),
         (LLAMA2_7B, 32000, 4096, 11008, 32),
+        (CODE_LLAMA_7B, 32016, 16384, 11008, 32),
+        (CODE_LLAMA_7B, 32000, 16384, 11008, 32),
         (LLAMA3_8B, 128256, 8192, 14336, 8),
         (LLAMA31_8B, 128256, 131072, 14336, 8),
     ],
-    ids=["1", "2", "3", "3.1"],
+    ids=["1", "2", "code", "code-python", "3", "3.1"],
 )
 def test_generations(
     params: dict[str, Any], vocab: int, length: int, inner: int, kv_heads: int, tmp_path: Path
@@ -81,6 +84,14 @@ def test_scaled_rope_is_that_of_the_generation(tmp_path: Path) -> None:
     assert parse(LLAMA3_8B, tmp_path).rope_scaling is None
 
 
+def test_the_largest_llama_1_is_known_by_its_rotary_tables(tmp_path: Path) -> None:
+    """Its norm_eps is LLaMA 2's."""
+    (tmp_path / "params.json").write_text(json.dumps(LLAMA1_7B | {"norm_eps": 1e-5}))
+    names = ("tok_embeddings.weight", "layers.0.attention.inner_attention.rope.freqs")
+    config = parse_meta_config(read_meta_params(tmp_path), {n: tensor(n, 32000) for n in names})
+    assert config.max_position_embeddings == 2048
+
+
 @pytest.mark.parametrize(("head", "is_tied"), [(0, True), (None, True), (1, False)])
 def test_a_head_that_repeats_the_embedding_is_tied(
     head: int | None, is_tied: bool, tmp_path: Path
@@ -90,7 +101,15 @@ def test_a_head_that_repeats_the_embedding_is_tied(
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [({"moe": {"num_experts": 8}}, "moe"), ({"dim": "big"}, "dim"), ({"n_heads": None}, "n_heads")],
+    [
+        ({"moe": {"num_experts": 8}}, "moe"),
+        ({"dim": "big"}, "dim"),
+        ({"n_heads": None}, "n_heads"),
+        ({"n_layers": 2**31}, "n_layers"),
+        ({"max_seq_len": 2**31}, "max_seq_len"),
+        ({"ffn_dim_multiplier": 1e29}, "ffn_dim_multiplier"),
+        ({"ffn_dim_multiplier": float("inf")}, "ffn_dim_multiplier"),
+    ],
 )
 def test_bad_params_are_refused_by_name(
     changes: dict[str, Any], named: str, tmp_path: Path

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import resource
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from orbax.checkpoint import v1 as ocp
 
 from convert import orbax_io
 from convert.orbax_io import read_leaves, save_leaves, stored_leaves
-from jaxpage.errors import CheckpointError
+from jaxpage.errors import CapacityError, CheckpointError
 
 LEAVES = {
     "embed/embedding": np.random.default_rng(0).standard_normal((6, 8), dtype=np.float32),
@@ -24,6 +26,7 @@ LEAVES = {
     "layers_0/mlp/down/bias": np.arange(5, dtype=ml_dtypes.bfloat16),
     "layers_1/mlp/down/kernel": np.full((4, 8), np.nan, np.float32),
 }
+UNREADABLE = r"params that can't be read .*wanted a whole Orbax"
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +100,9 @@ def test_damage_is_told_in_one_line(saved: Path, lost: str, tmp_path: Path) -> N
     gone = copy / lost
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     wanted = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in LEAVES.items()}
-    with pytest.raises(CheckpointError, match=r"params, wanted a whole Orbax") as error:
+    with pytest.raises(
+        CheckpointError, match=r"params that can't be read .*wanted a whole Orbax"
+    ) as error:
         stored_leaves(copy)
         list(read_leaves(copy, wanted))
     assert "\n" not in str(error.value)
@@ -110,7 +115,7 @@ def test_lost_data_is_told(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved, copy)
     for data in copy.rglob("d/*"):
         data.write_bytes(b"")
-    with pytest.raises(CheckpointError, match="params, wanted a whole Orbax"):
+    with pytest.raises(CheckpointError, match=UNREADABLE):
         list(read_leaves(copy, stored_leaves(copy)))
 
 
@@ -128,3 +133,31 @@ def test_a_relative_path_is_read_like_any_other(
     found = stored_leaves(Path(saved.name))
     assert found.keys() == LEAVES.keys()
     assert dict(read_leaves(Path(saved.name), found)).keys() == LEAVES.keys()
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Files may not grow past 100 kB, as on a disk that is nearly full."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@ignore_dropped
+@pytest.mark.usefixtures("dropped_futures", "full_disk")
+def test_a_disk_that_fills_up_is_one_line(tmp_path: Path) -> None:
+    value = np.random.default_rng(0).standard_normal(100_000)
+    with pytest.raises(CheckpointError, match="that Orbax can't write") as error:
+        save_leaves(tmp_path / "params", [("a", value)])
+    assert "\n" not in str(error.value)
+
+
+def test_what_the_leaves_raise_passes(tmp_path: Path) -> None:
+    def leaves() -> Iterator[tuple[str, np.ndarray]]:
+        yield "a", np.ones(1)
+        raise CapacityError("full")
+
+    with pytest.raises(CapacityError, match=r"^full$"):
+        save_leaves(tmp_path / "params", leaves())

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from convert.assemble import expand, leaf_shapes
-from convert.rules import GGUF_RULES, HF_RULES, META_RULES, Rule, extract, fill, source_shape
+from convert.rules import (
+    GGUF_RULES,
+    HF_RULES,
+    META_RULES,
+    Rule,
+    extract,
+    fill,
+    is_derived,
+    source_shape,
+)
 from jaxpage.config import ModelConfig
 
 CONFIG = ModelConfig(
@@ -79,3 +88,31 @@ def test_neighbouring_rotary_pairs_become_halves() -> None:
     leaf = np.zeros((2, 5, 4), np.float32)
     fill(rule, leaf, np.arange(8, dtype=np.float32), CONFIG)
     np.testing.assert_array_equal(leaf[:, 3], [[0, 2, 1, 3], [4, 6, 5, 7]])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "wanted"),
+    [
+        ("rope.freqs", (4,), True),
+        ("layers.31.attention.inner_attention.rope.freqs", (64,), True),
+        ("rotary_emb.inv_freq", (4,), True),
+        ("model.rotary_emb.inv_freq", (4,), True),
+        ("model.layers.0.self_attn.rotary_emb.inv_freq", (4,), True),
+        ("model.layers.0.self_attn.rotary_emb.cos_cached", (1, 1, 64, 8), True),
+        ("model.layers.0.self_attn.rotary_emb.sin_cached", (1, 1, 64, 8), True),
+        ("model.rotary_emb.original_inv_freq", (4,), True),
+        ("freqs_cis", (64, 4), True),
+        ("model.layers.0.self_attn.masked_bias", (), True),
+        ("model.layers.0.attn.bias", (1, 1, 64, 64), True),
+        ("model.layers.0.attention.bias", (1, 1, 64, 64), True),
+        ("model.layers.0.self_attn.bias", (1, 1, 64, 64), True),
+        ("model.layers.0.self_attn.bias", (32,), False),
+        ("model.layers.0.mlp.gate_proj.bias", (1, 1, 2, 2), False),
+        ("model.layers.0.self_attn.q_norm.weight", (8,), False),
+        ("rope_freqs.weight", (4,), False),
+        ("rope_factors_long.weight", (4,), False),
+        ("model.layers.0.self_attn.rotary_emb.weight", (4,), False),
+    ],
+)
+def test_what_follows_from_the_config(name: str, shape: tuple[int, ...], wanted: bool) -> None:
+    assert is_derived(name, shape) == wanted

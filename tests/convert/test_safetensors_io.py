@@ -124,12 +124,24 @@ def test_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
         read_safetensors(paths)
 
 
+def test_an_index_chooses_between_two_copies(tmp_path: Path) -> None:
+    """The copy of another run in another shard is not the model's."""
+    paths = [tmp_path / "1", tmp_path / "2", tmp_path / "3"]
+    for number, path in enumerate(paths):
+        save_file({"a": np.full(1, number, np.float32)}, path)
+    for number, path in enumerate(paths):
+        assert read_safetensors(paths, {"a": path.name})["a"].read() == [number]
+
+
 @pytest.mark.parametrize(
     ("index", "named"),
     [
-        ("nonsense", "not JSON"),
+        ("nonsense", "can't be read"),
         ("{}", "weight_map"),
         ('{"weight_map": {"a": ["x"]}}', "weight_map"),
+        ('{"weight_map": {"a": ""}}', "weight_map"),
+        ('{"weight_map": {"a": "%s"}}' % ("x" * 300), "xxx"),
+        ('{"weight_map": {"a": "\\u0000"}}', "got "),
         ('{"weight_map": {"a": "lost.safetensors"}}', r"lost\.safetensors"),
     ],
 )
@@ -154,3 +166,32 @@ def test_random_bytes_are_refused(content: bytes, tmp_path_factory: pytest.TempP
     path.write_bytes(content)
     with pytest.raises(CheckpointError):
         read_safetensors([path])
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [10**400], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1] * 100_000, "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": None, "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [0, float("inf")]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [0]},
+        {"dtype": "F32", "shape": [1]},
+        {"dtype": ["F32"], "shape": [2], "data_offsets": [0, 4]},
+        [],
+        None,
+    ],
+    ids=lambda entry: str(entry)[:40],
+)
+def test_headers_of_wrong_types_are_one_line(entry: object, tmp_path: Path) -> None:
+    header = json.dumps({"a": entry}).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(CheckpointError, match=r"x\.safetensors") as error:
+        read_safetensors([path])["a"].read()
+    assert "\n" not in str(error.value)
