@@ -1,13 +1,13 @@
 """A conversation as the text that a model was trained on.
 
-Templates come with models, so they are strangers' code: they run in jinja2's sandbox, where they
-see messages and special tokens and can change neither. The environment is that of Hugging Face's
-`apply_chat_template`, for which templates are written.
+Templates come with models, so they are strangers' code: they run in a sandbox, where they see
+messages and special tokens and can change neither, and where time and memory are bounded. The
+environment is that of Hugging Face's `apply_chat_template`, for which templates are written.
 """
 
 from __future__ import annotations
 
-import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
@@ -17,9 +17,12 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from jaxpage.errors import RequestError
+from jaxpage.reading import answering, reason
+from jaxpage.sandbox.environment import BoundedSandbox
+from jaxpage.sandbox.meter import metered
+from jaxpage.tokenizers.base import ChatPrompt
 
 Message = Mapping[str, Any]
 
@@ -70,8 +73,18 @@ LLAMA2_TEMPLATE = """\
 """Source: `chat_completion` of Meta's llama repository, `llama/generation.py`."""
 
 
+class DefaultTemplate(str):
+    """The template of a model that brings none."""
+
+    __slots__ = ()
+
+    @property
+    def whose(self) -> str:
+        return "Vicuna's" if self == VICUNA_TEMPLATE else "LLaMA-2's"
+
+
 class ChatTokenizer(Protocol):
-    """What a template needs of a tokenizer."""
+    """What a template needs of a tokenizer; `special_tokens`, by their part, if it has more."""
 
     @property
     def chat_template(self) -> str | None: ...
@@ -90,11 +103,12 @@ def render_chat(
     template: str | None = None,
     add_generation_prompt: bool = True,
     variables: Mapping[str, Any] | None = None,
-) -> str:
-    """The text of a conversation by the tokenizer's template, or by `template`.
+) -> ChatPrompt:
+    """The whole prompt that the tokenizer's template, or `template`, makes of a conversation.
 
-    It may begin with BOS; `Tokenizer.encode` sees to it that BOS comes once. `variables` are what
-    else the template may look at, such as `tools`. Raises RequestError.
+    Encoding adds nothing to it: the template writes BOS where the model wants one. `variables` are
+    what else the template may look at, such as `tools`. Warns where the model brings no template
+    and a default is used. Raises RequestError.
     """
     template = template or tokenizer.chat_template
     if template is None:
@@ -102,13 +116,18 @@ def render_chat(
             "got messages for a model without a chat template, wanted a chat model; "
             "pass template=, or write the prompt as text"
         )
+    if isinstance(template, DefaultTemplate):
+        warnings.warn(
+            f"the model brings no chat template, so {template.whose} is used, which it may not "
+            "know; pass template=, or write the prompt as text",
+            stacklevel=2,
+        )
     return render(
         messages,
         template=template,
-        bos_token=tokenizer.bos_token,
-        eos_token=tokenizer.eos_token,
         add_generation_prompt=add_generation_prompt,
         variables=variables,
+        **_special_tokens(tokenizer),
     )
 
 
@@ -116,45 +135,63 @@ def render(
     messages: Sequence[Message],
     *,
     template: str,
-    bos_token: str = "",
-    eos_token: str = "",
     add_generation_prompt: bool = True,
     variables: Mapping[str, Any] | None = None,
-) -> str:
-    """The text that `template` (jinja2) makes of `messages`; RequestError when it can't."""
-    try:
-        return _compiled(template).render(
-            {
-                "tools": None,
-                "documents": None,
-                **(variables or {}),
-                "messages": _checked(messages),
-                "bos_token": bos_token,
-                "eos_token": eos_token,
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
-    except jinja2.TemplateSyntaxError as error:
-        raise RequestError(
-            f"got a chat template that is no jinja2 (line {error.lineno}: {error.message}), "
-            "wanted one that can be read; pass template= or mend the model's files"
-        ) from error
-    except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError) as error:
-        raise RequestError(
-            f"got messages that the model's chat template refuses ({error}), wanted roles and "
-            "contents that it knows; change the messages"
-        ) from error
+    **special_tokens: Any,
+) -> ChatPrompt:
+    """The prompt that `template` (jinja2) makes of `messages`; RequestError when it can't.
+
+    `special_tokens`: the texts of bos_token, eos_token and so on; what is not given is undefined.
+    """
+    seen = {
+        **special_tokens,
+        "tools": None,
+        "documents": None,
+        **(variables or {}),
+        "messages": _checked(messages),
+        "add_generation_prompt": add_generation_prompt,
+    }
+    with answering(_REFUSED, wanted=_WANTED, do=_DO), metered():
+        try:
+            text = _compiled(template).render(seen)
+        except jinja2.TemplateSyntaxError as error:
+            raise RequestError(
+                f"got a chat template that is no jinja2 (line {error.lineno}: {error.message}), "
+                "wanted one that can be read; pass template= or mend the model's files"
+            ) from error
+        except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError) as error:
+            message = str(error).strip()[:500] or reason(error)
+            raise RequestError(f"got {_REFUSED} ({message}), wanted {_WANTED}; {_DO}") from error
+        text.encode()  # half a surrogate pair is no text
+    return ChatPrompt(text)
 
 
-def default_template(names: Iterable[str], *, bos_token: str, eos_token: str) -> str | None:
+_REFUSED = "messages that the model's chat template refuses"
+_WANTED = "roles and contents that it knows"
+_DO = "change the messages"
+
+
+def _special_tokens(tokenizer: ChatTokenizer) -> Mapping[str, Any]:
+    """What templates see, by its name: a part that is not set is not there."""
+    found = getattr(tokenizer, "special_tokens", None)
+    if isinstance(found, Mapping):
+        return found
+    both = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
+    return {part: text for part, text in both.items() if text}
+
+
+def default_template(
+    names: Iterable[str], *, bos_token: str, eos_token: str
+) -> DefaultTemplate | None:
     """The template for a model that brings none, by what it is called and its special tokens.
 
     "vicuna" in a name: Vicuna's. Otherwise a model with LLaMA's "<s>" and "</s>": LLaMA-2's, as
     Hugging Face did while it had defaults. Otherwise None: a wrong template is worse than none.
     """
     if any("vicuna" in name.lower() for name in names):
-        return VICUNA_TEMPLATE
-    return LLAMA2_TEMPLATE if (bos_token, eos_token) == ("<s>", "</s>") else None
+        return DefaultTemplate(VICUNA_TEMPLATE)
+    has_tokens = (bos_token, eos_token) == ("<s>", "</s>")
+    return DefaultTemplate(LLAMA2_TEMPLATE) if has_tokens else None
 
 
 def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -200,10 +237,9 @@ def _text(where: str, content: object) -> str:
 
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
+    environment = BoundedSandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = _now
     return environment.from_string(template)
@@ -219,26 +255,11 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as it is; jinja2's own filter escapes it for HTML."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
 def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
 def _now(layout: str) -> str:
+    if len(layout) > 1000:
+        raise jinja2.TemplateError(f"a date's layout has {len(layout)} characters")
     return datetime.now().strftime(layout)

@@ -14,12 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jaxpage.errors import CheckpointError, JaxpageError
+from jaxpage.errors import CheckpointError, JaxpageError, RequestError
 
 MOST_JSON_BYTES = 64 << 20
 """Most of a settings file or of a shard's index; the largest index known has 10 MB."""
 MOST_TOKENIZER_BYTES = 512 << 20
 """Most of a tokenizer's file; the largest known has 35 MB."""
+_PASSING = (JaxpageError, KeyboardInterrupt, SystemExit, GeneratorExit, Warning)
+"""What is no fault of a file; a warning is raised where its caller made errors of them."""
 
 
 @contextmanager
@@ -31,13 +33,27 @@ def reading(source: str | Path, wanted: str) -> Iterator[None]:
     """
     try:
         yield
-    except (JaxpageError, KeyboardInterrupt, SystemExit, GeneratorExit):
+    except _PASSING:
         raise
     except BaseException as error:
         raise CheckpointError(
             f"got {source} that can't be read ({reason(error)}), wanted {wanted}; "
             "download or convert it again"
         ) from error
+
+
+@contextmanager
+def answering(got: str, *, wanted: str, do: str) -> Iterator[None]:
+    """As `reading`, for one request: what the block raises is a RequestError, `got GOT (reason)`.
+
+    A model's template and its tokenizer are strangers' too, and run at each request.
+    """
+    try:
+        yield
+    except _PASSING:
+        raise
+    except BaseException as error:
+        raise RequestError(f"got {got} ({reason(error)}), wanted {wanted}; {do}") from error
 
 
 def reason(error: BaseException) -> str:

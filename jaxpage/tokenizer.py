@@ -7,15 +7,19 @@ from pathlib import Path
 import tokenizers
 
 from jaxpage.errors import CheckpointError, ConfigError
-from jaxpage.tokenizers.base import TextStream, Tokenizer, TokenizerInfo
-from jaxpage.tokenizers.fast import FastTokenizer
+from jaxpage.reading import reading
+from jaxpage.tokenizers.base import ChatPrompt, TextStream, Tokenizer, TokenizerInfo
+from jaxpage.tokenizers.ends import all_ends
+from jaxpage.tokenizers.fast import FastTokenizer, special_tokens
 from jaxpage.tokenizers.gguf import tokenizer_from_gguf
 from jaxpage.tokenizers.gguf_metadata import read_gguf_metadata
-from jaxpage.tokenizers.hf_directory import PARTS, tokenizer_from_directory
+from jaxpage.tokenizers.hf_directory import tokenizer_from_directory
+from jaxpage.tokenizers.hf_settings import PARTS
 from jaxpage.tokenizers.saving import write_tokenizer
 from jaxpage.tokenizers.sentencepiece_kind import SentencePieceTokenizer
 
 __all__ = [
+    "ChatPrompt",
     "TextStream",
     "Tokenizer",
     "TokenizerInfo",
@@ -34,15 +38,16 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     Raises CheckpointError when there is none, or it is damaged or of an unknown kind.
     """
     path = Path(path)
-    if path.is_dir():
-        return tokenizer_from_directory(path)
-    if not path.is_file():
-        raise CheckpointError(
-            f"got {path}, wanted a directory with a tokenizer or a GGUF file; check the path"
-        )
-    if path.name in ("tokenizer.json", "tokenizer.model"):
-        return tokenizer_from_directory(path.parent)
-    return tokenizer_from_gguf(read_gguf_metadata(path))
+    with reading(path, "a directory with a tokenizer or a GGUF file"):
+        if path.is_dir():
+            return tokenizer_from_directory(path)
+        if not path.is_file():
+            raise CheckpointError(
+                f"got {path}, wanted a directory with a tokenizer or a GGUF file; check the path"
+            )
+        if path.name in ("tokenizer.json", "tokenizer.model"):
+            return tokenizer_from_directory(path.parent)
+        return tokenizer_from_gguf(read_gguf_metadata(path))
 
 
 def as_tokenizer(source: object) -> Tokenizer:
@@ -56,7 +61,8 @@ def as_tokenizer(source: object) -> Tokenizer:
     if isinstance(source, (str, Path)):
         return load_tokenizer(source)
     if isinstance(source, tokenizers.Tokenizer):
-        return FastTokenizer(source, TokenizerInfo())
+        ends = all_ends((), special_tokens(source))
+        return FastTokenizer(source, TokenizerInfo(eos_token_ids=ends))
     backend = getattr(source, "backend_tokenizer", None)
     if isinstance(backend, tokenizers.Tokenizer):
         return FastTokenizer(backend, _info_of(source, backend))
@@ -87,7 +93,7 @@ def _info_of(source: object, backend: tokenizers.Tokenizer) -> TokenizerInfo:
     )
     return TokenizerInfo(
         bos_token_id=bos_id,
-        eos_token_ids=() if eos_id is None else (eos_id,),
+        eos_token_ids=all_ends(() if eos_id is None else (eos_id,), special_tokens(backend)),
         special_tokens=special,
         adds_bos=bos_id is not None and backend.encode("").ids[:1] == [bos_id],
         chat_template=template if isinstance(template, str) else None,

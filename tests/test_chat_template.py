@@ -88,7 +88,7 @@ def test_no_template_is_said_so() -> None:
     ("tokenizer_files", "template"),
     [
         ({"tokenizer.model": sentencepiece_model()}, LLAMA2_TEMPLATE),
-        ({"tokenizer.model": sentencepiece_model()}, "{{ messages[0]['content'] }}"),
+        ({"tokenizer.model": sentencepiece_model()}, "{{ bos_token }}{{ messages[0]['content'] }}"),
         ({"tokenizer.model": tiktoken_file()}, LLAMA3_TEMPLATE),
     ],
 )

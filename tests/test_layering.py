@@ -40,7 +40,8 @@ ROOMS = {
     "jaxpage.later": Room("jaxpage.sampling_params jaxpage.errors"),
     "jaxpage.tokenizer": Room(TEXT, "sentencepiece tokenizers"),
     "jaxpage.tokenizers": Room(TEXT, "sentencepiece tokenizers"),
-    "jaxpage.chat_template": Room("jaxpage.errors", "jinja2"),
+    "jaxpage.chat_template": Room("jaxpage.sandbox " + TEXT, "jinja2"),
+    "jaxpage.sandbox": Room("jaxpage.sandbox jaxpage.errors", "jinja2"),
     "jaxpage.checkpoint": Room(
         f"jaxpage.checkpoint jaxpage.models jaxpage.config jaxpage.memory {TEXT} convert",
         "jax numpy ml_dtypes orbax huggingface_hub",

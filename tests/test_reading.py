@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxpage.errors import CapacityError, CheckpointError
-from jaxpage.reading import read_bytes, read_json, read_text, reading, reason
+from jaxpage.errors import CapacityError, CheckpointError, RequestError
+from jaxpage.reading import answering, read_bytes, read_json, read_text, reading, reason
 
 
 class Panic(BaseException):
@@ -40,11 +40,24 @@ def test_every_failure_names_the_file_and_what_was_wanted(error: BaseException) 
         raise error
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(), CapacityError("full")])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), SystemExit(), CapacityError("full"), UserWarning()]
+)
 def test_what_is_no_fault_of_the_file_passes(error: BaseException) -> None:
     with pytest.raises(type(error)) as caught, reading("a.bin", "ice"):
         raise error
     assert caught.value is error
+
+
+@pytest.mark.parametrize("error", [Panic("index"), RecursionError(), AssertionError("no")])
+def test_what_a_request_asks_for_fails_with_the_request(error: BaseException) -> None:
+    with (
+        pytest.raises(RequestError, match=r"^got a text \(.+\), wanted words; write some$"),
+        answering("a text", wanted="words", do="write some"),
+    ):
+        raise error
+    with pytest.raises(KeyboardInterrupt), answering("a text", wanted="words", do="write some"):
+        raise KeyboardInterrupt
 
 
 def test_the_reason_is_one_short_line() -> None:

@@ -99,13 +99,15 @@ def test_decoding_is_the_librarys(tokenizers: dict[str, Tokenizer], kind: str) -
         ids = [draw.randrange(tokenizer.vocab_size) for _ in range(draw.randrange(9))]
         if isinstance(tokenizer, FastTokenizer):
             for skip in (True, False):
-                wanted = tokenizer.backend.decode(ids, skip_special_tokens=skip)
-                assert tokenizer.decode(ids, skip_special_tokens=skip) == wanted
-        else:
-            ours = tokenizer.decode(ids)
-            if "\ufffd" not in ours:  # see PieceStream
-                ids = [index for index in ids if index not in tokenizer.special_ids]
-                assert ours == library().decode(ids)
+                ours = tokenizer.decode(ids, skip_special_tokens=skip)
+                if kind != "sentencepiece as json" or "\ufffd" not in ours:  # see PieceStream
+                    assert ours == tokenizer.backend.decode(ids, skip_special_tokens=skip)
+        if "sentencepiece" in kind:
+            ids = [index for index in ids if index not in tokenizer.special_ids]
+            ours, theirs = tokenizer.decode(ids), library().decode(ids)
+            if kind == "sentencepiece as json" and theirs.startswith(" "):
+                continue  # the library for JSON drops a space that a byte token spells, too
+            assert ours == theirs
 
 
 def library() -> sentencepiece.SentencePieceProcessor:

@@ -23,6 +23,8 @@ from tests.tokenizer_kinds import (
     write_gguf,
 )
 
+NUM_PIECES = len(sentencepiece_keys()["tokens"])
+
 
 def described(keys: dict[str, Any]) -> dict[str, Any]:
     """Keys as a GGUF file's metadata has them."""
@@ -145,9 +147,21 @@ def test_a_name_decides_the_default_template() -> None:
         (byte_level_keys(merges=["a b", "a"]), "wanted each token once and two a merge"),
         (byte_level_keys(merges=["a zz"]), "got a GGUF file's tokens and merges"),
         (byte_level_keys(tokens=["a"] * len(byte_level_keys()["tokens"])), "are repeated"),
-        (byte_level_keys(eos_token_id=10**6), "eos_token_id=1000000, wanted an id below"),
+        (byte_level_keys(eos_token_id="2"), "tokenizer.ggml.eos_token_id that is str, wanted int"),
+        (byte_level_keys(eos_token_id=True), "tokenizer.ggml.eos_token_id that is bool"),
+        (byte_level_keys(merges=[1, 2]), "a GGUF file with tokenizer.ggml.merges with int in it"),
+        (byte_level_keys(tokens=[], token_type=[]), "a GGUF file with no tokens, wanted"),
+        (
+            sentencepiece_keys(tokens=[1] * NUM_PIECES),
+            "a GGUF file with tokenizer.ggml.tokens with int",
+        ),
+        (sentencepiece_keys(token_type=["x"] * NUM_PIECES), "with str in"),
+        (sentencepiece_keys(scores=[float("nan")] * NUM_PIECES), "wanted a score for each token"),
+        (
+            sentencepiece_keys(tokens=["a"] * NUM_PIECES),
+            "got a GGUF file's vocabulary that can't be read",
+        ),
         (sentencepiece_keys(scores=[0.5]), "got 1 entries in tokenizer.ggml.scores"),
-        (sentencepiece_keys(unknown_token_id=None, token_type=None), "sentencepiece model"),
     ],
 )
 def test_a_tokenizer_that_is_not_whole_is_refused(keys: dict[str, Any], message: str) -> None:

@@ -81,7 +81,7 @@ def test_llama_3_from_its_file(tmp_path: Path) -> None:
     save_tokenizer(tokenizer, tmp_path / "saved")
     saved = load_tokenizer(tmp_path / "saved")
     assert tokenizer.vocab_size == 128_256
-    assert tokenizer.eos_token_ids == saved.eos_token_ids == (128_001, 128_008, 128_009)
+    assert tokenizer.eos_token_ids == saved.eos_token_ids == (128_001, 128_009, 128_008)
     for text in texts():
         assert tokenizer.encode(text) == [128_000, *oracle.encode(text)]
         assert saved.encode(text) == tokenizer.encode(text)

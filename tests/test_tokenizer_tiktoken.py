@@ -79,7 +79,7 @@ def test_special_tokens_follow_the_ranks(tokenizer: FastTokenizer, oracle: Any) 
     assert tokenizer.vocab_size == oracle.n_vocab
     assert tokenizer.bos_token_id == oracle.encode_single_token("<|begin_of_text|>")
     ends = [oracle.decode([token_id]) for token_id in tokenizer.eos_token_ids]
-    assert ends == ["<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"]
+    assert ends == ["<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"]
 
 
 def test_the_names_of_llama_3() -> None:

@@ -32,7 +32,7 @@ from jaxpage.later import check_available, comes_later
 from jaxpage.models.registry import build_model
 from jaxpage.outputs import EngineStats, RequestOutput
 from jaxpage.sampling_params import SamplingParams
-from jaxpage.tokenizer import as_tokenizer
+from jaxpage.tokenizer import ChatPrompt, as_tokenizer
 
 
 class LLM:
@@ -225,8 +225,9 @@ class LLM:
         """Frees the pool and the programs; the LLM can't be used afterwards."""
         self.runner.close()
 
-    def chat_prompt(self, messages: Seq[Message]) -> str:
-        """The text that the model's chat template makes of a conversation."""
+    def chat_prompt(self, messages: Seq[Message]) -> ChatPrompt:
+        """The whole prompt that the model's chat template makes of a conversation: special tokens
+        are written in it and none is added. As a part of another string it is plain text."""
         if self.tokenizer is None:
             raise RequestError("got messages and no tokenizer, wanted one; pass a tokenizer")
         from jaxpage.chat_template import render_chat

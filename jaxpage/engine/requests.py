@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from numbers import Integral
@@ -15,7 +16,7 @@ from jaxpage.errors import RequestError
 from jaxpage.host.plan import Request
 from jaxpage.later import check_available
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
-from jaxpage.tokenizer import Tokenizer
+from jaxpage.tokenizer import ChatPrompt, Tokenizer
 
 
 class RequestFactory:
@@ -25,7 +26,7 @@ class RequestFactory:
         self, tokenizer: Tokenizer | None, config: ModelConfig, *, num_token_ids: int, seed: int
     ) -> None:
         self._tokenizer = tokenizer
-        self._eos_token_ids = frozenset(config.eos_token_ids)
+        self._eos_token_ids = _ends(tokenizer, config, num_token_ids)
         self._num_token_ids = num_token_ids
         self._seeds = random.Random(seed)
 
@@ -93,7 +94,11 @@ class RequestFactory:
         """The ids of a prompt. Raises RequestError."""
         if isinstance(prompt, str):
             _check_text("a prompt", prompt)
-            ids = tuple(self._text_tokenizer("a prompt of text").encode(prompt))
+            tokenizer = self._text_tokenizer("a prompt of text")
+            if isinstance(prompt, ChatPrompt):  # a caller's own tokenizer doesn't know of it
+                ids = tuple(tokenizer.encode(prompt, add_special_tokens=False))
+            else:
+                ids = tuple(tokenizer.encode(prompt))
             if not ids:
                 raise RequestError(
                     "got an empty prompt and a model without a begin-of-text token, wanted at "
@@ -129,6 +134,22 @@ class RequestFactory:
         if self._tokenizer is None:
             raise RequestError(f"got {what} and no tokenizer, wanted token ids; pass a tokenizer")
         return self._tokenizer
+
+
+def _ends(tokenizer: Tokenizer | None, config: ModelConfig, num_token_ids: int) -> frozenset[int]:
+    """The ids that end a text by the config or the tokenizer, without those the model can't draw.
+
+    One past its embedding is warned of; a config is often that of another vocabulary.
+    """
+    named = {*config.eos_token_ids, *(() if tokenizer is None else tokenizer.eos_token_ids)}
+    beyond = sorted(token_id for token_id in named if token_id >= num_token_ids)
+    if beyond:
+        warnings.warn(
+            f"got {len(beyond)} end-of-text ids that the model has no row for, the first "
+            f"{beyond[0]} of {num_token_ids} ids; they never end a text",
+            stacklevel=2,
+        )
+    return frozenset(named.difference(beyond))
 
 
 def check_prompts(prompts: object) -> None:

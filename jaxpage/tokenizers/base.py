@@ -10,6 +10,16 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 
+class ChatPrompt(str):
+    """What a chat template wrote: the whole prompt, with every special token it shall have.
+
+    Tokenizers of ours add nothing to it unless they are told to. What str's own methods make of
+    it, a concatenation too, is plain text again.
+    """
+
+    __slots__ = ()
+
+
 @runtime_checkable
 class TextStream(Protocol):
     """Text of one growing list of ids. What `push` returned is never taken back."""
@@ -61,8 +71,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. BOS, where the model wants one, comes first and exactly once, also
-        when the text begins with it already (a chat template may have written it; Hugging Face
-        then gives two)."""
+        when the text begins with it already (Hugging Face then gives two).
+
+        Tokenizers of ours add nothing to a `ChatPrompt` unless `add_special_tokens` is given.
+        Raises RequestError for a text that can't be encoded."""
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -81,9 +93,11 @@ class TokenizerInfo:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     special_tokens: Mapping[str, str] = field(default_factory=dict)
-    """Text of the tokens by their part: bos_token, eos_token, unk_token, pad_token."""
+    """Text of the tokens by their part: bos_token, eos_token, unk_token, pad_token, ..."""
     adds_bos: bool = False
     chat_template: str | None = None
+    additional_special_tokens: tuple[str, ...] = ()
+    """Texts of special tokens that play no part."""
 
 
 class DescribedTokenizer:
@@ -109,6 +123,15 @@ class DescribedTokenizer:
         return self.info.special_tokens.get("eos_token", "")
 
     @property
+    def special_tokens(self) -> dict[str, str | list[str]]:
+        """What chat templates see of them: each part's text, and the list of the others."""
+        extra = list(self.info.additional_special_tokens)
+        return {
+            **self.info.special_tokens,
+            **({"additional_special_tokens": extra} if extra else {}),
+        }
+
+    @property
     def chat_template(self) -> str | None:
         return self.info.chat_template
 
@@ -125,3 +148,8 @@ class DescribedTokenizer:
         while token_ids[first : first + 2] == [self.info.bos_token_id] * 2:
             first += 1
         return token_ids[first:]
+
+
+def adds_special_tokens(text: str, asked: bool | None) -> bool:
+    """Whether special tokens go before `text`: as the caller asked, else to all but a chat."""
+    return not isinstance(text, ChatPrompt) if asked is None else asked

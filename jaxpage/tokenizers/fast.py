@@ -8,7 +8,8 @@ text.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -16,11 +17,19 @@ import tokenizers
 from tokenizers import processors
 
 from jaxpage.errors import CheckpointError
+from jaxpage.reading import answering
 from jaxpage.tokenizers import byte_level
-from jaxpage.tokenizers.base import DescribedTokenizer, TextStream, TokenizerInfo
+from jaxpage.tokenizers.base import (
+    DescribedTokenizer,
+    TextStream,
+    TokenizerInfo,
+    adds_special_tokens,
+)
 from jaxpage.tokenizers.streams import ByteStream, Piece, PieceStream, WordStream
 
 StreamMaker = Callable[[Callable[[int], str | None]], TextStream]
+_CANNOT = "a text that the tokenizer can't take"
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class FastTokenizer(DescribedTokenizer):
@@ -35,12 +44,15 @@ class FastTokenizer(DescribedTokenizer):
         self._adds_bos = info.bos_token_id is not None and backend.encode("").ids[:1] == [
             info.bos_token_id
         ]
-        self._make_stream = _stream_maker(backend)
+        contents = {index: token.content for index, token in added.items()}
+        self._make_stream = _stream_maker(backend, contents)
         self._text_of = cache(backend.id_to_token)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return self._with_one_bos(ids) if add_special_tokens and self._adds_bos else ids
+    def encode(self, text: str, *, add_special_tokens: bool | None = None) -> list[int]:
+        adds = adds_special_tokens(text, add_special_tokens)
+        with answering(_CANNOT, wanted="text that its model encodes", do="change the text"):
+            ids = self.backend.encode(text, add_special_tokens=adds).ids
+        return self._with_one_bos(ids) if adds and self._adds_bos else ids
 
     def stream(self, *, skip_special_tokens: bool = True) -> TextStream:
         hidden = self.special_ids if skip_special_tokens else frozenset()
@@ -51,27 +63,10 @@ class FastTokenizer(DescribedTokenizer):
         return self._make_stream(token_of)
 
 
-class LibraryErrors:
-    """Turns what the tokenizers library raises for bad data into a CheckpointError.
-
-    The library raises `Exception` or `ValueError` itself; their subclasses are other faults and
-    pass.
-    """
-
-    def __init__(self, source: str) -> None:
-        self._source = source
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> None:
-        if kind in (Exception, ValueError):
-            raise CheckpointError(
-                f"got {self._source}, wanted a tokenizer that the tokenizers library reads "
-                f"({error}); download or convert it again"
-            ) from error
+def special_tokens(backend: tokenizers.Tokenizer) -> dict[str, int]:
+    """The ids of a backend's special tokens, by their text."""
+    added = backend.get_added_tokens_decoder().items()
+    return {token.content: token_id for token_id, token in added if token.special}
 
 
 def put_bos_first(backend: tokenizers.Tokenizer, bos_token: str) -> None:
@@ -83,19 +78,27 @@ def put_bos_first(backend: tokenizers.Tokenizer, bos_token: str) -> None:
     )
 
 
-def _stream_maker(backend: tokenizers.Tokenizer) -> StreamMaker:
-    """How the tokens of this tokenizer become text."""
+def _stream_maker(backend: tokenizers.Tokenizer, added: Mapping[int, str]) -> StreamMaker:
+    """How the tokens of this tokenizer become text; `added` ones are their own text.
+
+    The library takes the letters of an added token for bytes in byte-level BPE; they are letters.
+    """
     steps = _decoder_steps(backend)
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
         bytes_of = cache(byte_level.to_bytes)
-        return lambda token_of: ByteStream(lambda i: bytes_of(token_of(i) or ""))
+
+        def bytes_of_id(token_id: int, token: str | None) -> bytes:
+            return token.encode() if token and token_id in added else bytes_of(token or "")
+
+        return lambda token_of: ByteStream(lambda i: bytes_of_id(i, token_of(i)))
     if kinds in (["Replace", "ByteFallback", "Fuse"], ["Replace", "ByteFallback", "Fuse", "Strip"]):
         piece_of = cache(_replacing(steps[0]))
         spaces = _leading_spaces(steps[3]) if len(steps) > 3 else 0
         return lambda token_of: PieceStream(
             lambda i: None if (token := token_of(i)) is None else piece_of(token),
             drop_spaces=spaces,
+            drops_bytes=True,
         )
     if kinds == ["Metaspace"]:
         mark, drops = steps[0]["replacement"], steps[0]["prepend_scheme"] != "never"
@@ -121,12 +124,16 @@ def _decoder_steps(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
 
 
 def _replacing(step: dict[str, Any]) -> Callable[[str], Piece]:
-    old, new = step["pattern"]["String"], step["content"]
+    old, new = step["pattern"].get("String"), step["content"]
+    if not old:
+        raise CheckpointError(
+            f"got a tokenizer whose decoder replaces {step['pattern']}, wanted a text; "
+            "check that tokenizer.json belongs to the model"
+        )
 
     def piece(token: str) -> Piece:
-        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            return int(token[3:5], 16)
-        return token.replace(old, new)
+        byte = _BYTE.fullmatch(token)
+        return token.replace(old, new) if byte is None else int(byte[1], 16)
 
     return piece
 

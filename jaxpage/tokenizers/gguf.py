@@ -1,10 +1,12 @@
 """The tokenizer inside a GGUF file, from the file's metadata.
 
+What llama.cpp warns of and repairs (ids out of range, tokens without text) is no error here.
 Source of the keys: docs/gguf.md of ggml; of the defaults: `llama-vocab.cpp` of llama.cpp.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -13,8 +15,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from jaxpage.chat_template import default_template
 from jaxpage.errors import CheckpointError
+from jaxpage.reading import reading
 from jaxpage.tokenizers.base import TokenizerInfo
-from jaxpage.tokenizers.fast import FastTokenizer, LibraryErrors, put_bos_first
+from jaxpage.tokenizers.ends import all_ends
+from jaxpage.tokenizers.fast import FastTokenizer, put_bos_first
 from jaxpage.tokenizers.pretokenizers import PreTokenizer, pre_tokenizer
 from jaxpage.tokenizers.sentencepiece_kind import SentencePieceTokenizer
 from jaxpage.tokenizers.sentencepiece_proto import (
@@ -28,6 +32,11 @@ from jaxpage.tokenizers.sentencepiece_proto import (
 )
 
 _PREFIX = "tokenizer.ggml."
+_SOURCE = "a GGUF file's vocabulary"
+_PARTS = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding"}
+"""By our name the file's, "seperator" as it is spelt there."""
+_SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}
+"""Ids that hold in a sentencepiece vocabulary which says nothing else."""
 T = TypeVar("T")
 
 
@@ -37,10 +46,11 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> FastTokenizer | Sentence
     Raises CheckpointError when keys are missing, disagree, or name a kind that is not known.
     """
     kind = _get(metadata, "model", str)
-    if kind == "gpt2":
-        return _byte_level(metadata)
-    if kind == "llama":
-        return _sentencepiece(metadata)
+    with reading(_SOURCE, "a whole tokenizer"):
+        if kind == "gpt2":
+            return _byte_level(metadata)
+        if kind == "llama":
+            return _sentencepiece(metadata)
     raise CheckpointError(
         f"got tokenizer.ggml.model={kind!r}, wanted 'gpt2' (byte-level BPE) or 'llama' "
         "(sentencepiece); use a model of the LLaMA family"
@@ -50,15 +60,16 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> FastTokenizer | Sentence
 def _byte_level(metadata: Mapping[str, Any]) -> FastTokenizer:
     tokens, types = _tokens(metadata)
     rule = _pre_tokenizer(metadata)
-    info = _info(metadata, tokens, adds_bos=rule.adds_bos)
-    merges = [tuple(merge.split(" ", 1)) for merge in _get(metadata, "merges", list)]
+    info = _info(metadata, tokens, types, adds_bos=rule.adds_bos)
+    written: list[str] = _list(metadata, "merges", str)
+    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in written)]
     vocab = {token: index for index, token in enumerate(tokens)}
-    if any(len(pair) != 2 for pair in merges) or len(vocab) < len(tokens):
+    if not all(map(all, merges)) or len(vocab) < len(tokens):
         raise CheckpointError(
             f"got tokens of which {len(tokens) - len(vocab)} are repeated, and merges, wanted "
             "each token once and two a merge; convert the GGUF file again"
         )
-    with LibraryErrors("a GGUF file's tokens and merges"):
+    with reading("a GGUF file's tokens and merges", "those of one vocabulary"):
         model = models.BPE(vocab=vocab, merges=merges, ignore_merges=rule.takes_whole_words)
     backend = Tokenizer(model)
     backend.pre_tokenizer = rule.build()
@@ -77,8 +88,10 @@ def _byte_level(metadata: Mapping[str, Any]) -> FastTokenizer:
 
 def _sentencepiece(metadata: Mapping[str, Any]) -> SentencePieceTokenizer:
     tokens, types = _tokens(metadata)
-    scores = _per_token(metadata, "scores", 0.0)[: len(tokens)]
-    info = _info(metadata, tokens, adds_bos=True)
+    scores = [float(score) for score in _per_token(metadata, "scores", (float, int), 0.0)]
+    if any(math.isnan(score) for score in scores):
+        raise _bad("scores that are no numbers", "a score for each token")
+    info = _info(metadata, tokens, types, adds_bos=True, defaults=_SENTENCEPIECE_IDS)
     special = {
         name: tokens.index(text) if (text := info.special_tokens.get(f"{name}_token")) else None
         for name in ("unk", "bos", "eos", "pad")
@@ -86,22 +99,34 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> SentencePieceTokenizer:
     if special["unk"] is not None:  # some writers call it a normal token
         types[special["unk"]] = UNKNOWN
     model = model_proto(
-        zip(tokens, scores, types, strict=True),
+        zip(tokens, scores, types, strict=False),
         special_ids=special,
         has_bytes=BYTE in types,
         adds_space_prefix=_get(metadata, "add_space_prefix", bool, True),
     )
-    return SentencePieceTokenizer(model, info)
+    named = {
+        index: AddedToken(tokens[index], normalized=False)
+        for index, kind in enumerate(types)
+        if kind == USER_DEFINED
+    }
+    return SentencePieceTokenizer(model, info, added=named, source=_SOURCE)
 
 
-def _info(metadata: Mapping[str, Any], tokens: list[str], *, adds_bos: bool) -> TokenizerInfo:
+def _info(
+    metadata: Mapping[str, Any],
+    tokens: list[str],
+    types: list[int],
+    *,
+    adds_bos: bool,
+    defaults: Mapping[str, int] | None = None,
+) -> TokenizerInfo:
     ids = {
         name: index
-        for name in ("bos", "eos", "eot", "padding", "unknown")
-        if (index := _token_id(metadata, f"{name}_token_id", len(tokens))) is not None
+        for name in (*_PARTS.values(), "mask", "eot", "eom")
+        if (index := _token_id(metadata, name, len(tokens), (defaults or {}).get(name))) is not None
     }
-    parts = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    special = {f"{part}_token": tokens[ids[key]] for part, key in parts.items() if key in ids}
+    special = {f"{part}_token": tokens[ids[key]] for part, key in _PARTS.items() if key in ids}
+    named = {token: index for index, token in enumerate(tokens) if types[index] in _NAMED}
     template = metadata.get("tokenizer.chat_template")
     if not isinstance(template, str):
         template = default_template(
@@ -111,36 +136,70 @@ def _info(metadata: Mapping[str, Any], tokens: list[str], *, adds_bos: bool) -> 
         )
     return TokenizerInfo(
         bos_token_id=ids.get("bos"),
-        eos_token_ids=tuple(dict.fromkeys(ids[key] for key in ("eos", "eot") if key in ids)),
+        eos_token_ids=all_ends([ids[key] for key in ("eos", "eot", "eom") if key in ids], named),
         special_tokens=special,
         adds_bos="bos" in ids and _get(metadata, "add_bos_token", bool, adds_bos),
         chat_template=template,
     )
 
 
-def _token_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | None:
-    value = _get(metadata, name, int, None)
-    if value is not None and not 0 <= value < num_tokens:
-        raise CheckpointError(
-            f"got {_PREFIX}{name}={value}, wanted an id below {num_tokens}, the number of tokens; "
-            "convert the file again"
-        )
-    return value
+_NAMED = (UNKNOWN, CONTROL, USER_DEFINED)
+
+
+def _token_id(
+    metadata: Mapping[str, Any], name: str, num_tokens: int, default: int | None
+) -> int | None:
+    key = f"{name}_token_id"
+    value = _get(metadata, key, int, None)
+    if default is not None and default >= num_tokens:
+        default = None
+    if value is None or 0 <= value < num_tokens:
+        return default if value is None else value
+    warnings.warn(
+        f"the GGUF file has {_PREFIX}{key}={value} beside {num_tokens} tokens; "
+        f"{'no token' if default is None else f'the default, {default},'} is taken for it",
+        stacklevel=2,
+    )
+    return default
 
 
 def _tokens(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
     """Texts and types by id, without the unused ones at the end: they pad the embedding."""
-    tokens, types = _get(metadata, "tokens", list), _per_token(metadata, "token_type", NORMAL)
+    tokens = list(_list(metadata, "tokens", str))
+    types = [int(kind) for kind in _per_token(metadata, "token_type", (int,), NORMAL)]
     size = len(tokens)
     while size and types[size - 1] == UNUSED:
         size -= 1
+    if not size:
+        raise _bad("no tokens", "a vocabulary")
+    empty = [index for index in range(size) if not tokens[index]]
+    for index in empty:
+        tokens[index], types[index] = f"[EMPTY_{index}]", UNUSED
+    if empty:
+        warnings.warn(
+            f"the GGUF file has {len(empty)} tokens without text, the first with the id "
+            f"{empty[0]}; they are never produced by a text",
+            stacklevel=2,
+        )
     return tokens[:size], types[:size]
 
 
-def _per_token(metadata: Mapping[str, Any], name: str, default: T) -> list[T]:
+def _list(
+    metadata: Mapping[str, Any], name: str, kind: type[T] | tuple[type, ...], *default: list[T]
+) -> list[T]:
+    values = _get(metadata, name, list, *default)
+    if not all(isinstance(value, kind) for value in values):
+        found = {type(value).__name__ for value in values[:1000]}
+        raise _bad(f"{_PREFIX}{name} with {', '.join(sorted(found))} in it", "one type of value")
+    return values
+
+
+def _per_token(
+    metadata: Mapping[str, Any], name: str, kind: tuple[type, ...], default: T
+) -> list[T]:
     """A list with an entry a token."""
     size = len(_get(metadata, "tokens", list))
-    values = _get(metadata, name, list, [default] * size)
+    values: list[T] = _list(metadata, name, kind, [default] * size)
     if len(values) != size:
         raise CheckpointError(
             f"got {len(values)} entries in {_PREFIX}{name}, wanted {size}, one a token; "
@@ -166,9 +225,13 @@ def _get(metadata: Mapping[str, Any], name: str, kind: type[T], *default: T | No
     value = metadata.get(_PREFIX + name)
     if value is None and default:
         return default[0]
-    if not isinstance(value, kind):
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise CheckpointError(
             f"got {_PREFIX}{name} that is {type(value).__name__}, wanted {kind.__name__}; "
             "the GGUF file has no whole tokenizer: convert it again"
         )
     return value
+
+
+def _bad(what: str, wanted: str) -> CheckpointError:
+    return CheckpointError(f"got a GGUF file with {what}, wanted {wanted}; convert it again")

@@ -6,30 +6,27 @@ vocabulary. What else there is stands in the small JSON files beside them.
 
 from __future__ import annotations
 
-import json
+import os
+import warnings
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import processors
 
-from jaxpage.chat_template import default_template
 from jaxpage.errors import CheckpointError
+from jaxpage.reading import read_bytes, reading
 from jaxpage.tokenizers.base import TokenizerInfo
-from jaxpage.tokenizers.fast import FastTokenizer, LibraryErrors, put_bos_first
-from jaxpage.tokenizers.sentencepiece_kind import (
-    AddedToken,
-    SentencePieceTokenizer,
-    processor_of,
-)
+from jaxpage.tokenizers.ends import all_ends
+from jaxpage.tokenizers.fast import FastTokenizer, put_bos_first, special_tokens
+from jaxpage.tokenizers.hf_settings import MOST_TOKENS, Settings, read_settings
+from jaxpage.tokenizers.json_file import read_backend
+from jaxpage.tokenizers.sentencepiece_kind import SentencePieceTokenizer, processor_of
 from jaxpage.tokenizers.tiktoken_file import is_tiktoken, tokenizer_from_tiktoken
 
 FAST_FILE, MODEL_FILE = "tokenizer.json", "tokenizer.model"
-CONFIG_FILE, GENERATION_FILE = "tokenizer_config.json", "generation_config.json"
-PARTS = ("bos_token", "eos_token", "unk_token", "pad_token")
-Json = dict[str, Any]
+_FASTS = ("PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes that leave BOS to tokenizer.json, whatever their settings say."""
 
 
 def tokenizer_from_directory(directory: Path) -> FastTokenizer | SentencePieceTokenizer:
@@ -37,188 +34,144 @@ def tokenizer_from_directory(directory: Path) -> FastTokenizer | SentencePieceTo
 
     Raises CheckpointError when there is neither, or one is damaged or of an unknown kind.
     """
-    settings = _read_json(directory / CONFIG_FILE)
-    if (directory / FAST_FILE).is_file():
-        return _fast(directory, settings)
-    if (directory / MODEL_FILE).is_file():
-        data = _read(directory / MODEL_FILE)
-        if is_tiktoken(data):
-            return _tiktoken(directory, settings, data)
-        return _sentencepiece(directory, settings, data)
+    settings = read_settings(directory)
+    with reading(directory, "a tokenizer"):
+        if os.path.lexists(directory / FAST_FILE):
+            return _fast(settings, read_backend(directory / FAST_FILE))
+        path = directory / MODEL_FILE
+        if os.path.lexists(path):
+            data = read_bytes(path, wanted="a sentencepiece or tiktoken model")
+            if is_tiktoken(data):
+                return _tiktoken(settings, data)
+            return _sentencepiece(settings, data, str(path))
     raise CheckpointError(
         f"got {directory} without a tokenizer, wanted {FAST_FILE} or {MODEL_FILE} in it; "
         "copy the model's tokenizer files there"
     )
 
 
-def _fast(directory: Path, settings: Json) -> FastTokenizer:
-    with LibraryErrors(str(directory / FAST_FILE)):
-        backend = tokenizers.Tokenizer.from_buffer(_read(directory / FAST_FILE))
-    backend.no_padding()
-    backend.no_truncation()
-    special = _special_tokens(directory, settings)
-    ids = {
-        part: token_id
-        for part, text in special.items()
-        if (token_id := backend.token_to_id(text)) is not None
-    }
-    marked = {token.content for token in backend.get_added_tokens_decoder().values()}
-    backend.add_special_tokens(
-        [
-            tokenizers.AddedToken(special[part], normalized=False)
-            for part in ids
-            if special[part] not in marked
-        ]
-    )
-    bos_id = ids.get("bos_token")
+def _tiktoken(settings: Settings, data: bytes) -> FastTokenizer:
+    names = {token_id: token.content for token_id, token in settings.added.items()}
+    tokenizer = tokenizer_from_tiktoken(data, names=names)
+    return _fast(settings, tokenizer.backend, tokenizer.info)
+
+
+def _fast(
+    settings: Settings, backend: tokenizers.Tokenizer, known: TokenizerInfo | None = None
+) -> FastTokenizer:
+    """The tokenizer of a whole backend; `known`: what holds where the settings say nothing."""
+    known = known or TokenizerInfo()
+    _add_tokens(backend, settings)
+    texts = {**known.special_tokens, **settings.special_tokens}
+    bos = texts.get("bos_token")
+    bos_id = None if bos is None else backend.token_to_id(bos)
+    adds_bos = _settle_bos(backend, settings, bos, adds_bos=known.adds_bos)
+    own = [backend.token_to_id(text) for text in (*settings.ends, texts.get("eos_token", ""))]
+    named = [*settings.end_ids, *known.eos_token_ids, *(i for i in own if i is not None)]
+    ends = all_ends(named, special_tokens(backend))
+    info = _info(settings, texts, bos_id=bos_id, ends=ends, adds_bos=adds_bos)
+    tokenizer = FastTokenizer(backend, info)
+    if not 0 < tokenizer.vocab_size <= MOST_TOKENS:
+        raise CheckpointError(
+            f"got {settings.directory} with a vocabulary of {tokenizer.vocab_size} ids, wanted 1 "
+            f"to {MOST_TOKENS}; download its tokenizer again"
+        )
+    return tokenizer
+
+
+def _settle_bos(
+    backend: tokenizers.Tokenizer, settings: Settings, bos: str | None, *, adds_bos: bool
+) -> bool:
+    """Whether BOS goes before a text, which `backend` then does: settings overrule the file."""
+    bos_id = None if bos is None else backend.token_to_id(bos)
     has_bos = bos_id is not None and backend.encode("").ids[:1] == [bos_id]
-    wants_bos = settings.get("add_bos_token", has_bos) and bos_id is not None
-    if wants_bos and not has_bos:  # what the settings say overrules the file
-        put_bos_first(backend, special["bos_token"])
+    says = (
+        None if settings.said.get("tokenizer_class") in _FASTS else settings.flag("add_bos_token")
+    )
+    wants_bos = (has_bos or adds_bos if says is None else says) and bos_id is not None
+    if bos is not None and wants_bos and not has_bos:
+        put_bos_first(backend, bos)
     elif has_bos and not wants_bos:
         backend.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
-    return FastTokenizer(backend, _info(directory, settings, ids, adds_bos=bool(wants_bos)))
+    return wants_bos
 
 
-def _tiktoken(directory: Path, settings: Json, data: bytes) -> FastTokenizer:
-    tokenizer = tokenizer_from_tiktoken(data)
-    found = _info(directory, settings, {})
-    info = replace(
-        tokenizer.info,
-        chat_template=found.chat_template,
-        eos_token_ids=found.eos_token_ids or tokenizer.info.eos_token_ids,
-    )
-    return FastTokenizer(tokenizer.backend, info)
+def _add_tokens(backend: tokenizers.Tokenizer, settings: Settings) -> None:
+    """Adds what is named beside the file, in Hugging Face's order: this decides new ids."""
+    known = backend.get_added_tokens_decoder().values()
+    states = {repr(token) for token in known}
+    names = {token.content for token in settings.parts.values()}
+    tokens = [token for _, token in sorted(settings.added.items()) if repr(token) not in states]
+    for token in tokens:
+        token.special = token.special or token.content in names
+    texts = {token.content for token in (*known, *tokens)}
+    tokens += [token for token in settings.named if token.content not in texts]
+    backend.add_tokens(tokens)
+    moved = {
+        token.content: (token_id, backend.token_to_id(token.content))
+        for token_id, token in settings.added.items()
+        if backend.token_to_id(token.content) != token_id
+    }
+    for text, (token_id, found) in list(moved.items())[:1]:
+        warnings.warn(
+            f"{settings.directory} gives the token {text!r} the id {token_id}, but with its "
+            f"vocabulary it is {found}, as in Hugging Face; {len(moved)} added tokens differ",
+            stacklevel=2,
+        )
 
 
-def _sentencepiece(directory: Path, settings: Json, data: bytes) -> SentencePieceTokenizer:
-    processor = processor_of(data)
-    added = _added_tokens(directory, settings)
-    id_of = {token.text: token_id for token_id, token in added.items()}
-    special = _special_tokens(directory, settings)
-    ids: dict[str, int] = {}
-    for part in PARTS:
-        token_id = getattr(processor, part.replace("token", "id"))()
-        if part in special:  # what the settings say overrules the model
-            text = special[part]
-            piece_id = processor.PieceToId(text)
-            token_id = id_of.get(text, piece_id if processor.IdToPiece(piece_id) == text else -1)
-        if token_id >= 0:
-            ids[part] = token_id
-            special.setdefault(part, processor.IdToPiece(token_id))
-    adds_bos = bool(settings.get("add_bos_token", True)) and "bos_token" in ids
-    info = _info(directory, {**settings, **special}, ids, adds_bos=adds_bos)
+def _sentencepiece(settings: Settings, data: bytes, source: str) -> SentencePieceTokenizer:
+    processor = processor_of(data, source)
+    pieces = range(processor.GetPieceSize())
+    control = {i for i in pieces if processor.IsControl(i) or processor.IsUnknown(i)}
+    added, special = dict(settings.added), dict(settings.special_tokens)
+    id_of = {token.content: token_id for token_id, token in added.items()}
+
+    def find(text: str | None) -> int | None:
+        piece_id = processor.PieceToId(text or "")
+        found = piece_id if processor.IdToPiece(piece_id) == text else None
+        return id_of.get(text or "", found)
+
+    for token in settings.named:
+        token_id = find(token.content)
+        if token_id is None:  # as Hugging Face numbers them
+            token_id = max(len(pieces), 1 + max(added, default=-1))
+        if token_id not in control:  # its part makes a piece special, too
+            id_of[token.content] = token_id
+            added.setdefault(token_id, token)
+    for part in ("bos", "eos", "unk", "pad"):
+        if (token_id := getattr(processor, f"{part}_id")()) >= 0:
+            special.setdefault(f"{part}_token", processor.IdToPiece(token_id))
+    own = [find(text) for text in (*settings.ends, special.get("eos_token"))]
+    named = [*settings.end_ids, *(i for i in own if i is not None)]
+    texts = {processor.IdToPiece(i): i for i in control}
+    texts |= {token.content: i for i, token in added.items() if token.special}
+    bos_id = find(special.get("bos_token"))
+    says = settings.flag("add_bos_token") is not False and bos_id is not None
+    info = _info(settings, special, bos_id=bos_id, ends=all_ends(named, texts), adds_bos=says)
     return SentencePieceTokenizer(
         data,
         info,
         added=added,
-        prefixes_every_part=settings.get("legacy") is not False,
+        prefixes_every_part=settings.said.get("legacy") is not False,
+        prefixes_text=settings.flag("add_prefix_space") is not False,
+        source=source,
     )
 
 
 def _info(
-    directory: Path, settings: Json, ids: Mapping[str, int], *, adds_bos: bool = True
+    settings: Settings,
+    special: Mapping[str, str],
+    *,
+    bos_id: int | None,
+    ends: tuple[int, ...],
+    adds_bos: bool,
 ) -> TokenizerInfo:
-    special = _special_tokens(directory, settings)
     return TokenizerInfo(
-        bos_token_id=ids.get("bos_token"),
-        eos_token_ids=_eos_token_ids(directory, ids.get("eos_token")),
+        bos_token_id=bos_id,
+        eos_token_ids=ends,
         special_tokens=special,
         adds_bos=adds_bos,
-        chat_template=_chat_template(directory, settings, special),
+        chat_template=settings.chat_template(special),
+        additional_special_tokens=tuple(token.content for token in settings.extra),
     )
-
-
-def _eos_token_ids(directory: Path, from_tokenizer: int | None) -> tuple[int, ...]:
-    """What generation ends with, as Hugging Face finds it; the tokenizer's own end as a last."""
-    for name in (GENERATION_FILE, "config.json"):
-        value = _read_json(directory / name).get("eos_token_id")
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(isinstance(token_id, int) for token_id in ids):
-            raise CheckpointError(
-                f"got eos_token_id={value!r} in {directory / name}, wanted an id or a list of ids; "
-                "mend the file"
-            )
-        if ids:
-            return tuple(ids)
-    return () if from_tokenizer is None else (from_tokenizer,)
-
-
-def _chat_template(directory: Path, settings: Json, special: Mapping[str, str]) -> str | None:
-    own = directory / "chat_template.jinja"
-    if own.is_file():
-        return _read_text(own)
-    template = settings.get("chat_template")
-    if template is None:
-        template = _read_json(directory / "chat_template.json").get("chat_template")
-    if isinstance(template, list):  # several by name: [{"name": ..., "template": ...}]
-        by_name = {each.get("name"): each.get("template") for each in template}
-        template = by_name.get("default", next(iter(by_name.values()), None))
-    if isinstance(template, str):
-        return template
-    return default_template(
-        [*_names(directory), str(_read_json(directory / "config.json").get("_name_or_path", ""))],
-        bos_token=special.get("bos_token", ""),
-        eos_token=special.get("eos_token", ""),
-    )
-
-
-def _names(directory: Path) -> list[str]:
-    """What the directory is called; the Hub's cache says it two levels up."""
-    path = directory.resolve()
-    return [path.name, path.parent.parent.name] if path.parent.name == "snapshots" else [path.name]
-
-
-def _special_tokens(directory: Path, settings: Json) -> dict[str, str]:
-    """The text of each part that is set; the tokenizer's settings win over the older file."""
-    found: dict[str, str] = {}
-    for source in (_read_json(directory / "special_tokens_map.json"), settings):
-        for part in PARTS:
-            value = source.get(part)
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str) and text:
-                found[part] = text
-    return found
-
-
-def _added_tokens(directory: Path, settings: Json) -> dict[int, AddedToken]:
-    older = _read_json(directory / "added_tokens.json")
-    found = {token_id: AddedToken(text, True) for text, token_id in older.items()}
-    for token_id, token in settings.get("added_tokens_decoder", {}).items():
-        found[int(token_id)] = AddedToken(token["content"], bool(token.get("special", True)))
-    return found
-
-
-def _read_json(path: Path) -> Json:
-    """The object in a file, or nothing where there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(_read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"got {path} that is no JSON ({error}), wanted a whole file; download it again"
-        ) from error
-    if not isinstance(value, dict):
-        raise CheckpointError(
-            f"got {path} with a {type(value).__name__}, wanted an object; download it again"
-        )
-    return value
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return _read(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CheckpointError(
-            f"got {path} that is no UTF-8 ({error}), wanted text; download it again"
-        ) from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CheckpointError(
-            f"got {path}, wanted a file that can be read ({error.strerror}); check its permissions"
-        ) from error

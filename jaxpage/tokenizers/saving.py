@@ -8,7 +8,8 @@ from typing import Any
 
 from jaxpage.tokenizers.base import TokenizerInfo
 from jaxpage.tokenizers.fast import FastTokenizer
-from jaxpage.tokenizers.hf_directory import CONFIG_FILE, FAST_FILE, GENERATION_FILE, MODEL_FILE
+from jaxpage.tokenizers.hf_directory import FAST_FILE, MODEL_FILE
+from jaxpage.tokenizers.hf_settings import CONFIG_FILE, GENERATION_FILE
 from jaxpage.tokenizers.sentencepiece_as_json import try_backend
 from jaxpage.tokenizers.sentencepiece_kind import SentencePieceTokenizer
 
@@ -45,8 +46,10 @@ def write_tokenizer(tokenizer: FastTokenizer | SentencePieceTokenizer, directory
 
 def _common_settings(info: TokenizerInfo) -> dict[str, Any]:
     template = {} if info.chat_template is None else {"chat_template": info.chat_template}
+    extra = list(info.additional_special_tokens)
     return {
         **info.special_tokens,
+        **({"additional_special_tokens": extra} if extra else {}),
         "add_bos_token": info.adds_bos,
         "clean_up_tokenization_spaces": False,
         **template,
@@ -60,14 +63,14 @@ def _sentencepiece_settings(tokenizer: SentencePieceTokenizer) -> dict[str, Any]
         "add_eos_token": False,
         "added_tokens_decoder": {
             str(token_id): {
-                "content": text,
-                "special": is_special,
+                "content": token.content,
+                "special": token.special,
                 "normalized": False,
-                "lstrip": False,
-                "rstrip": False,
-                "single_word": False,
+                "lstrip": token.lstrip,
+                "rstrip": token.rstrip,
+                "single_word": token.single_word,
             }
-            for token_id, (text, is_special) in tokenizer.named_tokens().items()
+            for token_id, token in tokenizer.named_tokens().items()
         },
     }
 

@@ -24,14 +24,21 @@ from jaxpage.tokenizers.sentencepiece_proto import (
 def try_backend(tokenizer: SentencePieceTokenizer) -> Tokenizer | None:
     """A backend that gives the same ids, or None where the library has no words for the rules."""
     parts = read_model_proto(tokenizer.model)
-    kinds = {kind for _, _, kind in parts.pieces}
+    kinds = {kind for i, (_, _, kind) in enumerate(parts.pieces) if i not in tokenizer.added}
     prefixes_some_parts = parts.adds_space_prefix and not tokenizer.prefixes_every_part
     if not parts.is_bpe or parts.changes_text or USER_DEFINED in kinds or prefixes_some_parts:
         return None
     unknown = next(text for text, _, kind in parts.pieces if kind == UNKNOWN)
+    vocab = {text: token_id for token_id, (text, _, _) in enumerate(parts.pieces)}
+    added = {token_id: token.content for token_id, token in tokenizer.added.items()}
+    next_id = len(vocab)
+    for token_id, text in sorted(added.items()):  # the library numbers them by itself
+        if vocab.get(text, next_id) != token_id:
+            return None
+        next_id += text not in vocab
     backend = Tokenizer(
         models.BPE(
-            vocab={text: token_id for token_id, (text, _, _) in enumerate(parts.pieces)},
+            vocab=vocab,
             merges=_merges(parts),
             unk_token=unknown,
             fuse_unk=True,
@@ -45,15 +52,16 @@ def try_backend(tokenizer: SentencePieceTokenizer) -> Tokenizer | None:
         undo.append(decoders.Strip(" ", 1, 0))
     backend.normalizer = normalizers.Sequence(steps)
     backend.decoder = decoders.Sequence(undo)
-    backend.add_tokens(
-        [
-            AddedToken(text, normalized=False, special=is_special)
-            for text, is_special in tokenizer.named_tokens().values()
-        ]
-    )
+    backend.add_tokens([_as_is(token) for token in tokenizer.named_tokens().values()])
     if tokenizer.info.adds_bos:
         put_bos_first(backend, tokenizer.bos_token)
     return backend
+
+
+def _as_is(token: AddedToken) -> AddedToken:
+    """The token as it is found here: in the text itself, not in what normalizing makes of it."""
+    flags = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word", "special")}
+    return AddedToken(token.content, normalized=False, **flags)
 
 
 def _merges(parts: ModelParts) -> list[tuple[str, str]]:

@@ -33,20 +33,23 @@ class ModelParts(NamedTuple):
         return bool(self.normalizer.get(3, 1))
 
     @property
+    def removes_spaces(self) -> bool:
+        return bool(self.normalizer.get(4, 1))
+
+    @property
     def has_bytes(self) -> bool:
         return bool(self.trainer.get(35, 0))
 
     @property
     def changes_text(self) -> bool:
         """Whether it normalizes more than putting WORD_START where spaces are."""
-        charsmap, removes_spaces, escapes = (
-            self.normalizer.get(number, default) for number, default in ((2, b""), (4, 1), (5, 1))
-        )
-        return bool(charsmap or removes_spaces or not escapes)
+        charsmap, escapes = self.normalizer.get(2, b""), self.normalizer.get(5, 1)
+        return bool(charsmap or self.removes_spaces or not escapes)
 
 
 def read_model_proto(model: bytes) -> ModelParts:
-    """The parts of a model that the library has read already."""
+    """The parts of a model that the library has read already; for a damaged one raises whatever
+    comes, so it is read behind `reading`."""
     pieces: list[tuple[str, float, int]] = []
     trainer: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
@@ -117,7 +120,8 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
         else:
             size = {_DOUBLE: 8, _FLOAT: 4}.get(kind)
             if size is None:
-                assert kind == _BYTES, f"wire type {kind} in a model that the library has read"
+                if kind != _BYTES:
+                    raise ValueError(f"wire type {kind}")
                 size, at = _read_varint(message, at)
             value, at = message[at : at + size], at + size
             if kind == _FLOAT:

@@ -30,64 +30,63 @@ class ByteStream:
 
 
 class PieceStream:
-    """Text with byte tokens between, as the `ByteFallback` decoder of the tokenizers library.
+    """Text with byte tokens between: a run of them is characters as far as it is UTF-8.
 
-    A run (byte tokens that follow each other) that is not UTF-8 becomes one U+FFFD a byte, the
-    bytes of whole characters too. So a run is held back for as long as it is valid.
-    sentencepiece itself keeps the whole characters of such a run; one model shall give one text,
-    whichever of its files was read.
+    A character is shown as soon as its last byte is there; a byte that is part of none is one
+    U+FFFD, as in sentencepiece and llama.cpp. The `ByteFallback` decoder of the tokenizers library
+    makes U+FFFD of the whole characters in such a run too, which only the run's end can tell.
+
+    `drop_spaces`: so many are left out at the very start of the text, those that byte tokens
+    spell only if `drops_bytes`.
     """
 
-    def __init__(self, piece_of: Callable[[int], Piece], *, drop_spaces: int) -> None:
+    def __init__(
+        self, piece_of: Callable[[int], Piece], *, drop_spaces: int, drops_bytes: bool
+    ) -> None:
         self._piece_of = piece_of
-        self._drop_spaces = drop_spaces  # at the very start of the text
-        self._run = bytearray()
-        self._is_broken = False
-        self._checker = codecs.getincrementaldecoder("utf-8")()
+        self._drop_spaces = drop_spaces
+        self._drops_bytes = drops_bytes
+        self._half = b""
+        """The first bytes of a character; at most three."""
 
     def push(self, token_id: int) -> str:
         piece = self._piece_of(token_id)
         if piece is None:
             return ""
-        text = self._push_byte(piece) if isinstance(piece, int) else self._end_run() + piece
-        shown = self._without_spaces(text)
-        self._drop_spaces -= len(text) - len(shown)
-        if shown:
-            self._drop_spaces = 0
-        return shown
+        if isinstance(piece, int):
+            return self._shown(self._push_byte(piece), is_bytes=True)
+        ended = self._shown(self.pending, is_bytes=True)
+        self._half = b""
+        return ended + self._shown(piece, is_bytes=False)
 
     @property
     def pending(self) -> str:
-        return self._without_spaces(self._held())
+        return REPLACEMENT * len(self._half)
 
     def _push_byte(self, value: int) -> str:
-        if self._is_broken:
-            return REPLACEMENT
-        self._run.append(value)
-        try:
-            self._checker.decode(bytes((value,)))
-        except UnicodeDecodeError:
-            self._is_broken = True
-            text = REPLACEMENT * len(self._run)
-            self._run.clear()
-            return text
-        return ""
-
-    def _end_run(self) -> str:
-        text = self._held()
-        self._run.clear()
-        self._is_broken = False
-        self._checker.reset()
+        text, half = "", self._half + bytes((value,))
+        while half and not _may_become_a_character(half):
+            try:
+                text, half = text + half.decode("utf-8"), b""
+            except UnicodeDecodeError:
+                text, half = text + REPLACEMENT, half[1:]
+        self._half = half
         return text
 
-    def _held(self) -> str:
-        try:
-            return self._run.decode("utf-8")
-        except UnicodeDecodeError:
-            return REPLACEMENT * len(self._run)
+    def _shown(self, text: str, *, is_bytes: bool) -> str:
+        spaces = len(text) - len(text.lstrip(" ")) if self._drops_bytes or not is_bytes else 0
+        dropped = min(self._drop_spaces, spaces)
+        self._drop_spaces = 0 if len(text) > dropped else self._drop_spaces - dropped
+        return text[dropped:]
 
-    def _without_spaces(self, text: str) -> str:
-        return text[min(self._drop_spaces, len(text) - len(text.lstrip(" "))) :]
+
+def _may_become_a_character(half: bytes) -> bool:
+    """Whether bytes are the beginning of a character and not all of it."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        return decoder.decode(half) == ""
+    except UnicodeDecodeError:
+        return False
 
 
 class WordStream:

@@ -9,17 +9,22 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from collections.abc import Mapping
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from jaxpage.errors import CheckpointError
+from jaxpage.reading import reading
 from jaxpage.tokenizers.base import TokenizerInfo
 from jaxpage.tokenizers.byte_level import to_chars
+from jaxpage.tokenizers.ends import all_ends
 from jaxpage.tokenizers.fast import FastTokenizer, put_bos_first
 from jaxpage.tokenizers.pretokenizers import pre_tokenizer
 
 _FIRST_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
 NUM_SPECIAL = 256
+_LONGEST = 1024
+"""Bytes of a token: each way to cut it is looked at. Llama 3's longest has 128."""
 _NAMED = (
     "<|begin_of_text|>",
     "<|end_of_text|>",
@@ -47,9 +52,19 @@ def is_tiktoken(data: bytes) -> bool:
     return _FIRST_LINE.match(data) is not None
 
 
-def tokenizer_from_tiktoken(data: bytes, *, chat_template: str | None = None) -> FastTokenizer:
-    """Llama 3's tokenizer from the content of its file; CheckpointError when it is damaged."""
-    ranks = _ranks(data)
+def tokenizer_from_tiktoken(
+    data: bytes,
+    *,
+    chat_template: str | None = None,
+    names: Mapping[int, str] | None = None,
+) -> FastTokenizer:
+    """Llama 3's tokenizer from the content of its file; CheckpointError when it is damaged.
+
+    `names`: what files beside it call special tokens, by id, where it is otherwise than in 3.1.
+    """
+    with reading("tokenizer.model", "a tiktoken model of Llama 3"):
+        ranks = _ranks(data)
+    special = _special_tokens(len(ranks), names or {})
     rule = pre_tokenizer("llama-bpe")
     chars = {to_chars(token): rank for token, rank in ranks.items()}
     backend = Tokenizer(
@@ -57,19 +72,29 @@ def tokenizer_from_tiktoken(data: bytes, *, chat_template: str | None = None) ->
     )
     backend.pre_tokenizer = rule.build()
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(name, normalized=False) for name in SPECIAL_TOKENS])
-    put_bos_first(backend, SPECIAL_TOKENS[0])
-    ends = ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
+    backend.add_special_tokens([AddedToken(name, normalized=False) for name in special])
+    ids = {name: len(ranks) + index for index, name in enumerate(special)}
+    parts = {"bos_token": special[0], "eos_token": special[1]}
+    put_bos_first(backend, parts["bos_token"])
     return FastTokenizer(
         backend,
         TokenizerInfo(
-            bos_token_id=len(ranks),
-            eos_token_ids=tuple(len(ranks) + SPECIAL_TOKENS.index(end) for end in ends),
-            special_tokens={"bos_token": SPECIAL_TOKENS[0], "eos_token": "<|end_of_text|>"},
+            bos_token_id=ids[parts["bos_token"]],
+            eos_token_ids=all_ends([ids[parts["eos_token"]]], ids),
+            special_tokens=parts,
             adds_bos=True,
             chat_template=chat_template,
         ),
     )
+
+
+def _special_tokens(first: int, names: Mapping[int, str]) -> list[str]:
+    """The names of the special ids: those given, else those of 3.1, each once."""
+    given = set(names.values())
+    return [
+        names.get(first + index, f"<|unnamed_special_token_{index}|>" if name in given else name)
+        for index, name in enumerate(SPECIAL_TOKENS)
+    ]
 
 
 def _ranks(data: bytes) -> dict[bytes, int]:
@@ -78,6 +103,9 @@ def _ranks(data: bytes) -> dict[bytes, int]:
         ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
     except (ValueError, binascii.Error) as error:
         raise _damaged(str(error)) from error
+    longest = max(map(len, ranks), default=0)
+    if longest > _LONGEST:
+        raise _damaged(f"it has a token of {longest} bytes, where {_LONGEST} are many")
     if sorted(ranks.values()) != list(range(len(ranks))):
         raise _damaged("its ranks are not 0, 1, 2, ...")
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from jaxpage.config import ModelConfig
 from jaxpage.engine.requests import RequestFactory, check_prompts
 from jaxpage.errors import RequestError
 from jaxpage.sampling_params import SamplingParams
-from jaxpage.tokenizer import load_tokenizer
+from jaxpage.tokenizer import ChatPrompt, load_tokenizer
+from tests.engine.fakes import LetterTokenizer
 from tests.tiny import MODEL_DIR
 
 CONFIG = ModelConfig(500, 64, 160, 3, 4, 2, 16, 512)
@@ -32,6 +34,30 @@ def test_what_is_no_prompt_is_refused(
     factory = RequestFactory(load_tokenizer(MODEL_DIR), CONFIG, num_token_ids=500, seed=0)
     with pytest.raises(RequestError, match=named):
         factory.build("a", prompt, params)
+
+
+def test_ends_are_those_of_config_and_tokenizer() -> None:
+    tokenizer = load_tokenizer(MODEL_DIR)
+    config = replace(CONFIG, eos_token_ids=(7, 499, 600))
+    with pytest.warns(UserWarning, match=r"got 1 end-of-text ids .* the first 600 of 500 ids"):
+        factory = RequestFactory(tokenizer, config, num_token_ids=500, seed=0)
+    built = factory.build("a", [1], SamplingParams())
+    assert built.eos_token_ids == {7, 499, *tokenizer.eos_token_ids}
+    assert RequestFactory(None, CONFIG, num_token_ids=500, seed=0).build(
+        "a", [1], SamplingParams()
+    ).eos_token_ids == frozenset(CONFIG.eos_token_ids)
+
+
+def test_nothing_is_added_to_what_a_chat_template_wrote() -> None:
+    class AddsFive(LetterTokenizer):
+        """A caller's own, which doesn't know what a ChatPrompt is."""
+
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            return [5] * add_special_tokens + super().encode(text)
+
+    factory = RequestFactory(AddsFive(), CONFIG, num_token_ids=500, seed=0)
+    assert factory.encode("ab") == (5, 0, 1)
+    assert factory.encode(ChatPrompt("ab")) == (0, 1)
 
 
 @pytest.mark.parametrize("prompts", [{"prompt": "hi"}, b"hi", 5, None], ids=str)

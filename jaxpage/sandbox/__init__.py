@@ -1,0 +1,1 @@
+"""Templates from strangers, run within bounds. Knows nothing of chats."""
