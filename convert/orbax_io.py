@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,18 +94,9 @@ def _readable(directory: Path) -> Iterator[None]:
 @contextmanager
 def _written(directory: Path) -> Iterator[None]:
     """Turns what Orbax raises for a full disk or one that can't be written into one line."""
-    before = sys.unraisablehook
-
-    def hook(raised: sys.UnraisableHookArgs) -> None:
-        # Writes that Orbax gave up report to a loop that is gone, from threads that aren't ours.
-        if str(raised.exc_value) != "Event loop is closed":
-            before(raised)
-
-    sys.unraisablehook = hook
     try:
         with _hushed():
             yield
-        sys.unraisablehook = before  # after a failure such reports may still come
     except JaxpageError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
@@ -116,14 +108,38 @@ def _written(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """Keeps Orbax from logging: what matters of it, it raises too."""
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
+    """Keeps Orbax from logging what it raises too.
+
+    After a failure parts that it gave up still report, from threads that aren't ours and when
+    Python collects them; so what silences those reports then stays.
+    """
+    orbax, asyncio = logging.getLogger("absl"), logging.getLogger("asyncio")
+    level, hook = orbax.level, sys.unraisablehook
+    orbax.setLevel(logging.CRITICAL)
+    asyncio.addFilter(_is_of_interest)
+    if not isinstance(hook, _Quiet):
+        sys.unraisablehook = _Quiet(hook)
     try:
         yield
+        asyncio.removeFilter(_is_of_interest)
+        sys.unraisablehook = hook
     finally:
-        logger.setLevel(before)
+        orbax.setLevel(level)
+
+
+def _is_of_interest(record: logging.LogRecord) -> bool:
+    return "exception was never retrieved" not in record.getMessage()
+
+
+@dataclass(frozen=True, slots=True)
+class _Quiet:
+    """A hook for errors that nobody can catch, which passes over those of a loop that is gone."""
+
+    hook: Callable[[Any], Any]
+
+    def __call__(self, raised: Any) -> None:
+        if str(raised.exc_value) != "Event loop is closed":
+            self.hook(raised)
 
 
 def _batches(

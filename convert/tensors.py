@@ -17,6 +17,9 @@ from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
 from jaxpage.reading import open_file
 
+LONGEST_NAME = 1000
+"""Of a tensor, in characters; errors quote it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:

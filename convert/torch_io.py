@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convert.rules import is_derived
-from convert.tensors import Tensor, gathered
+from convert.tensors import LONGEST_NAME, Tensor, gathered
 from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
 from jaxpage.reading import open_file, reading
@@ -98,7 +98,8 @@ def _load(path: Path) -> dict[str, Any]:
             _check_archive(file, path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
     if not isinstance(state, dict) or not all(
-        isinstance(name, str) and torch.is_tensor(value) for name, value in state.items()
+        isinstance(name, str) and len(name) <= LONGEST_NAME and torch.is_tensor(value)
+        for name, value in state.items()
     ):
         raise CheckpointError(
             f"got {path} that holds more than named tensors, wanted a model's state dict; "
