@@ -26,6 +26,8 @@ from jaxpage.reading import reading, reason
 
 # A save or a read costs tens of milliseconds however small it is, and its bytes in memory.
 _BATCH_BYTES = 16 * 2**20
+# Weights hardly compress, and ours aren't: arrays of more than so many times their files are none.
+_MOST_PACKING = 100
 Sized = TypeVar("Sized", jax.ShapeDtypeStruct, NDArray[Any])
 
 
@@ -49,13 +51,18 @@ def stored_leaves(directory: Path) -> dict[str, jax.ShapeDtypeStruct]:
     from orbax.checkpoint import v1 as ocp
 
     with _readable(directory):
+        most_bytes = _MOST_PACKING * _bytes_on_disk(directory)
         tree = ocp.metadata(_address(directory)).metadata
         if not isinstance(tree, Mapping):
             raise ValueError("its list of arrays cannot be read")
-        return {
+        leaves = {
             path: jax.ShapeDtypeStruct(tuple(leaf.shape), np.dtype(leaf.dtype))
             for path, leaf in flatten(tree).items()
         }
+        claimed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves.values())
+        if claimed > most_bytes:
+            raise ValueError(f"it claims {claimed} bytes of arrays and has no files of that size")
+        return leaves
 
 
 def read_leaves(
@@ -77,6 +84,16 @@ def read_leaves(
             loaded = flatten(ocp.load(_address(directory), nest(like)))
         for path in group:
             yield path, loaded.pop(path)
+
+
+def _bytes_on_disk(directory: Path) -> int:
+    """Bytes of the files of a checkpoint, which Orbax opens without looking what they are."""
+    total = 0
+    for path in directory.rglob("*"):
+        if not path.is_dir() and not path.is_file():
+            raise ValueError(f"{path.name} in it is no regular file")
+        total += path.stat().st_size
+    return total
 
 
 def _address(directory: Path) -> str:
