@@ -90,7 +90,7 @@ class Fields:
         if unknown:
             key = unknown[0]
             raise CheckpointError(
-                f"got the unknown key {key[:80]}={short(self.values[key])} in "
+                f"got the unknown key {ascii(key)[1:-1][:80]}={short(self.values[key])} in "
                 f"{self.source}, wanted only keys whose meaning is known; remove it if it does "
                 "not change the model's arithmetic"
             )

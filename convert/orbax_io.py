@@ -22,12 +22,14 @@ from numpy.typing import NDArray
 
 from convert.tree import flatten, nest
 from jaxpage.errors import CheckpointError, JaxpageError
-from jaxpage.reading import reading, reason
+from jaxpage.reading import MOST_JSON_BYTES, reading, reason
 
 # A save or a read costs tens of milliseconds however small it is, and its bytes in memory.
 _BATCH_BYTES = 16 * 2**20
 # Weights hardly compress, and ours aren't: arrays of more than so many times their files are none.
 _MOST_PACKING = 100
+_DATA = "d"
+"""The directories of arrays' bytes; beside them are lists of what there is."""
 Sized = TypeVar("Sized", jax.ShapeDtypeStruct, NDArray[Any])
 
 
@@ -92,7 +94,11 @@ def _bytes_on_disk(directory: Path) -> int:
     for path in directory.rglob("*"):
         if not path.is_dir() and not path.is_file():
             raise ValueError(f"{path.name} in it is no regular file")
-        total += path.stat().st_size
+        size = path.stat().st_size
+        # Orbax reads these whole, and TensorStore ends the process where it finds no memory.
+        if path.is_file() and path.parent.name != _DATA and size > MOST_JSON_BYTES:
+            raise ValueError(f"{path.name} in it has {size} bytes")
+        total += size
     return total
 
 

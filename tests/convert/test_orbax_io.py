@@ -174,6 +174,16 @@ def test_arrays_larger_than_their_files_are_refused(
         stored_leaves(saved)
 
 
+@pytest.mark.parametrize("name", ["manifest.ocdbt", "_METADATA"])
+def test_a_list_that_is_too_long_is_not_read(saved: Path, name: str, tmp_path: Path) -> None:
+    copy = tmp_path / "params"
+    shutil.copytree(saved, copy)
+    with (copy / "state" / name).open("wb") as file:
+        file.truncate(1 << 40)  # a hole: no disk is used
+    with pytest.raises(CheckpointError, match=f"{name} in it has 1099511627776 bytes"):
+        stored_leaves(copy)
+
+
 def test_a_pipe_among_the_files_is_not_waited_for(saved: Path, tmp_path: Path) -> None:
     copy = tmp_path / "params"
     shutil.copytree(saved, copy)
