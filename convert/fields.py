@@ -90,7 +90,7 @@ class Fields:
         if unknown:
             key = unknown[0]
             raise CheckpointError(
-                f"got the unknown key {key[:80]}={_short(self.values[key])} in "
+                f"got the unknown key {ascii(key)[1:-1][:80]}={short(self.values[key])} in "
                 f"{self.source}, wanted only keys whose meaning is known; remove it if it does "
                 "not change the model's arithmetic"
             )
@@ -98,7 +98,7 @@ class Fields:
     def wrong(self, key: str, value: Any, wanted: str) -> CheckpointError:
         """The error for a value that is not what it should be."""
         return CheckpointError(
-            f"got {key}={_short(value)} in {self.source}, wanted {wanted}; check the model's files"
+            f"got {key}={short(value)} in {self.source}, wanted {wanted}; check the model's files"
         )
 
     def _get(self, key: str, default: Any) -> Any:
@@ -119,4 +119,5 @@ def _shortening() -> reprlib.Repr:
     return short
 
 
-_short = _shortening().repr
+short = _shortening().repr
+"""A value of a file for an error's line."""

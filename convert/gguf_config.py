@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.fields import Fields, words
+from convert.fields import Fields, short, words
 from convert.gguf_io import GgufFile
 from convert.hf_config import head_dim
 from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
@@ -47,13 +47,13 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     architecture = file.metadata.get("general.architecture")
     if architecture != "llama":
         raise CheckpointError(
-            f"got architecture {architecture!r} in {source}, wanted 'llama'; "
+            f"got architecture {short(architecture)} in {source}, wanted 'llama'; "
             "other models are not implemented"
         )
     if file.metadata.get("split.count", 1) not in (0, 1):
         raise CheckpointError(
-            f"got {source}, one of {file.metadata['split.count']} parts of a model, wanted a whole "
-            "file; join the parts with llama.cpp's gguf-split --merge"
+            f"got {source}, one of {short(file.metadata['split.count'])} parts of a model, wanted "
+            "a whole file; join the parts with llama.cpp's gguf-split --merge"
         )
     fields = _under("llama.", file)
     fields.refuse_unknown(_USED | _CHECKED.keys() | _HARMLESS)

@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.tensors import Tensor, map_file
+from convert.tensors import Tensor, checked_name, map_file
 from jaxpage.config import MOST_LAYERS, DType
 from jaxpage.errors import CheckpointError
 from jaxpage.reading import open_file, reading
@@ -88,7 +88,7 @@ class _Info:
 
 
 def _read_info(reader: GgufReader) -> _Info:
-    name, num_dims = reader.string(), reader.number(_U32)
+    name, num_dims = checked_name(reader.string()), reader.number(_U32)
     if num_dims > _MAX_DIMS:
         raise ValueError(f"tensor {name} has {num_dims} dimensions")
     # GGUF stores the fastest axis first; reversed it is the row-major shape.

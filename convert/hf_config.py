@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from convert.fields import Fields, words
+from convert.fields import Fields, short, words
 from jaxpage.config import DTYPES, MOST_LAYERS, DType, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
 from jaxpage.reading import read_json
@@ -171,12 +171,12 @@ def _architecture(fields: Fields) -> str:
     names = fields.values.get("architectures")
     if not names and fields.values.get("model_type") in ("llama", "mistral"):
         return str(fields.values["model_type"])
-    name = str(names[0] if isinstance(names, list) and names else names)
-    if name not in ARCHITECTURES:
+    name = names[0] if isinstance(names, list) and names else names
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise CheckpointError(
-            f"got architecture {name!r} (model_type {fields.values.get('model_type')!r}) in "
-            f"{fields.source}, "
-            f"wanted one of {', '.join(sorted(ARCHITECTURES))}; other models are not implemented"
+            f"got architecture {short(name)} (model_type {short(fields.values.get('model_type'))}) "
+            f"in {fields.source}, wanted one of {', '.join(sorted(ARCHITECTURES))}; "
+            "other models are not implemented"
         )
     return ARCHITECTURES[name]
 

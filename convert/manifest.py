@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from convert.fields import short
 from convert.model import StoredModel
 from jaxpage.config import DType
+from jaxpage.errors import CheckpointError
 from jaxpage.reading import read_json
 
 MANIFEST_NAME = "manifest.json"
@@ -39,6 +41,17 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest, or nothing where there is none: no arithmetic depends on it."""
     path = directory / MANIFEST_NAME
     return read_json(path) if path.exists() else {}
+
+
+def noted_warnings(directory: Path) -> list[str]:
+    """What a conversion noticed, to be told at each load."""
+    noted = read_manifest(directory).get("warnings", [])
+    if not isinstance(noted, list) or not all(isinstance(line, str) for line in noted):
+        raise CheckpointError(
+            f"got warnings={short(noted)} in {directory / MANIFEST_NAME}, wanted a list of texts; "
+            "convert the model again"
+        )
+    return noted
 
 
 def _sha256(path: Path) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,10 +22,14 @@ from numpy.typing import NDArray
 
 from convert.tree import flatten, nest
 from jaxpage.errors import CheckpointError, JaxpageError
-from jaxpage.reading import reading, reason
+from jaxpage.reading import MOST_JSON_BYTES, reading, reason
 
 # A save or a read costs tens of milliseconds however small it is, and its bytes in memory.
 _BATCH_BYTES = 16 * 2**20
+# Weights hardly compress, and ours aren't: arrays of more than so many times their files are none.
+_MOST_PACKING = 100
+_DATA = "d"
+"""The directories of arrays' bytes; beside them are lists of what there is."""
 Sized = TypeVar("Sized", jax.ShapeDtypeStruct, NDArray[Any])
 
 
@@ -48,13 +53,18 @@ def stored_leaves(directory: Path) -> dict[str, jax.ShapeDtypeStruct]:
     from orbax.checkpoint import v1 as ocp
 
     with _readable(directory):
+        most_bytes = _MOST_PACKING * _bytes_on_disk(directory)
         tree = ocp.metadata(_address(directory)).metadata
         if not isinstance(tree, Mapping):
             raise ValueError("its list of arrays cannot be read")
-        return {
+        leaves = {
             path: jax.ShapeDtypeStruct(tuple(leaf.shape), np.dtype(leaf.dtype))
             for path, leaf in flatten(tree).items()
         }
+        claimed = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves.values())
+        if claimed > most_bytes:
+            raise ValueError(f"it claims {claimed} bytes of arrays and has no files of that size")
+        return leaves
 
 
 def read_leaves(
@@ -78,6 +88,20 @@ def read_leaves(
             yield path, loaded.pop(path)
 
 
+def _bytes_on_disk(directory: Path) -> int:
+    """Bytes of the files of a checkpoint, which Orbax opens without looking what they are."""
+    total = 0
+    for path in directory.rglob("*"):
+        if not path.is_dir() and not path.is_file():
+            raise ValueError(f"{path.name} in it is no regular file")
+        size = path.stat().st_size
+        # Orbax reads these whole, and TensorStore ends the process where it finds no memory.
+        if path.is_file() and path.parent.name != _DATA and size > MOST_JSON_BYTES:
+            raise ValueError(f"{path.name} in it has {size} bytes")
+        total += size
+    return total
+
+
 def _address(directory: Path) -> str:
     """Orbax reads no relative path: it warns, and hands back None for the metadata."""
     return str(directory.absolute())
@@ -93,18 +117,9 @@ def _readable(directory: Path) -> Iterator[None]:
 @contextmanager
 def _written(directory: Path) -> Iterator[None]:
     """Turns what Orbax raises for a full disk or one that can't be written into one line."""
-    before = sys.unraisablehook
-
-    def hook(raised: sys.UnraisableHookArgs) -> None:
-        # Writes that Orbax gave up report to a loop that is gone, from threads that aren't ours.
-        if str(raised.exc_value) != "Event loop is closed":
-            before(raised)
-
-    sys.unraisablehook = hook
     try:
         with _hushed():
             yield
-        sys.unraisablehook = before  # after a failure such reports may still come
     except JaxpageError:
         raise
     except (OSError, ValueError, RuntimeError) as error:
@@ -116,14 +131,38 @@ def _written(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """Keeps Orbax from logging: what matters of it, it raises too."""
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
+    """Keeps Orbax from logging what it raises too.
+
+    After a failure parts that it gave up still report, from threads that aren't ours and when
+    Python collects them; so what silences those reports then stays.
+    """
+    orbax, asyncio = logging.getLogger("absl"), logging.getLogger("asyncio")
+    level, hook = orbax.level, sys.unraisablehook
+    orbax.setLevel(logging.CRITICAL)
+    asyncio.addFilter(_is_of_interest)
+    if not isinstance(hook, _Quiet):
+        sys.unraisablehook = _Quiet(hook)
     try:
         yield
+        asyncio.removeFilter(_is_of_interest)
+        sys.unraisablehook = hook
     finally:
-        logger.setLevel(before)
+        orbax.setLevel(level)
+
+
+def _is_of_interest(record: logging.LogRecord) -> bool:
+    return "exception was never retrieved" not in record.getMessage()
+
+
+@dataclass(frozen=True, slots=True)
+class _Quiet:
+    """A hook for errors that nobody can catch, which passes over those of a loop that is gone."""
+
+    hook: Callable[[Any], Any]
+
+    def __call__(self, raised: Any) -> None:
+        if str(raised.exc_value) != "Event loop is closed":
+            self.hook(raised)
 
 
 def _batches(

@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from convert.fields import Fields
+from convert.fields import Fields, short
 from convert.hf_config import read_dtype
 from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
@@ -32,7 +32,7 @@ def read_own_config(directory: Path) -> ModelConfig:
     values = read_json(path)
     if values.get(MARK) != VERSION:
         raise CheckpointError(
-            f"got {MARK}={values.get(MARK)!r} in {path}, wanted {VERSION}; "
+            f"got {MARK}={short(values.get(MARK))} in {path}, wanted {VERSION}; "
             "convert the model again with this version"
         )
     model = values.get("model")
@@ -66,7 +66,7 @@ def _parse(found: Fields) -> ModelConfig:
         bos_token_id=found.token_id("bos_token_id"),
         eos_token_ids=found.token_ids("eos_token_ids"),
         dtype=read_dtype(found, "dtype"),
-        architecture=str(found.values.get("architecture")),
+        architecture=str(found.values.get("architecture"))[:80],
     )
 
 

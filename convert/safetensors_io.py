@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.tensors import Tensor, gathered, map_file
+from convert.tensors import Tensor, checked_name, gathered, map_file
 from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
 from jaxpage.reading import MOST_JSON_BYTES, read_json, reading
@@ -40,13 +40,17 @@ def read_index(directory: Path, index_name: str) -> dict[str, str]:
         return {}
     weight_map = read_json(index).get("weight_map")
     files = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    if not files or not all(isinstance(name, str) and Path(name).name for name in files):
+    if not files or not all(isinstance(name, str) and _is_name(Path(name).name) for name in files):
         raise CheckpointError(
             f"got {index} without a weight_map, wanted tensor names and their files; "
             "download it again"
         )
     # Only the last part: an index can't lead out of its directory.
     return {str(name): Path(file).name for name, file in dict(weight_map or {}).items()}
+
+
+def _is_name(name: str) -> bool:
+    return 0 < len(name) < 256 and name.isprintable()
 
 
 def shard_files(directory: Path, index_name: str, single_name: str) -> list[Path]:
@@ -91,6 +95,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
 def _tensor(
     path: Path, buffer: mmap.mmap, name: str, entry: Mapping[str, Any], start: int
 ) -> Tensor:
+    checked_name(name)
     (begin, end), shape = entry["data_offsets"], tuple(entry["shape"])
     # In a 64 bit integer's reach, so that products are numbers and not megabytes of digits.
     if len(shape) > _MOST_DIMS or not all(
@@ -104,7 +109,7 @@ def _tensor(
             f"got {path} of {len(buffer)} bytes, wanted at least {start + end} for tensor {name}: "
             "the file is cut short; download it again"
         )
-    type_name = str(entry["dtype"])
+    type_name = ascii(entry["dtype"])[1:-1][:80]
     dtype, numpy_dtype = _DTYPES.get(type_name, ("float32", None))
     size = math.prod(shape)
     if numpy_dtype is not None and size * numpy_dtype.itemsize != end - begin:

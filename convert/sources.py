@@ -28,7 +28,7 @@ from convert.tensors import Tensor
 from convert.torch_io import BIN_INDEX_NAME, BIN_NAME, read_bin_files, read_meta_shards
 from jaxpage.config import ModelConfig
 from jaxpage.errors import CheckpointError
-from jaxpage.reading import read_json
+from jaxpage.reading import read_json, reading
 
 Kind = Literal["converted", "huggingface", "gguf", "meta"]
 _WANTED = (
@@ -54,22 +54,8 @@ class Source:
 
 def detect(path: Path) -> Kind:
     """The kind of a file or directory; CheckpointError when it is none."""
-    if not path.exists():
-        raise CheckpointError(f"got no file or directory {path}, wanted {_WANTED}; check the path")
-    if path.is_file():
-        if is_gguf(path):
-            return "gguf"
-        raise CheckpointError(
-            f"got the file {path} that is not GGUF, wanted {_WANTED}; give the directory"
-        )
-    if (path / "config.json").exists():
-        is_own = is_own_config(read_json(path / "config.json"))
-        return "converted" if is_own else "huggingface"
-    if (path / "params.json").exists():
-        return "meta"
-    raise CheckpointError(
-        f"got {path} without config.json or params.json, wanted {_WANTED}; check the path"
-    )
+    with reading(path, _WANTED):  # a name may be longer than names are
+        return _detect(path)
 
 
 def open_source(path: Path) -> Source:
@@ -90,6 +76,25 @@ def open_source(path: Path) -> Source:
         return Source(kind, path, config, tensors, META_RULES, files)
     raise CheckpointError(
         f"got {path} that is converted already, wanted {_WANTED}; load it as it is"
+    )
+
+
+def _detect(path: Path) -> Kind:
+    if not path.exists():
+        raise CheckpointError(f"got no file or directory {path}, wanted {_WANTED}; check the path")
+    if path.is_file():
+        if is_gguf(path):
+            return "gguf"
+        raise CheckpointError(
+            f"got the file {path} that is not GGUF, wanted {_WANTED}; give the directory"
+        )
+    if (path / "config.json").exists():
+        is_own = is_own_config(read_json(path / "config.json"))
+        return "converted" if is_own else "huggingface"
+    if (path / "params.json").exists():
+        return "meta"
+    raise CheckpointError(
+        f"got {path} without config.json or params.json, wanted {_WANTED}; check the path"
     )
 
 

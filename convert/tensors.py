@@ -17,6 +17,8 @@ from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
 from jaxpage.reading import open_file
 
+_LONGEST_NAME = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
@@ -32,6 +34,13 @@ class Tensor:
     num_bytes: int
     """Bytes in the file."""
     read: Callable[[], NDArray[Any]]
+
+
+def checked_name(name: object) -> str:
+    """A tensor's name as a file has it; ValueError for what an error couldn't quote in a line."""
+    if not isinstance(name, str) or not name.isprintable() or len(name) > _LONGEST_NAME:
+        raise ValueError(f"it has a tensor of the name {ascii(name)[:80]}")
+    return name
 
 
 def gathered(

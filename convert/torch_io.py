@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from convert.rules import is_derived
-from convert.tensors import Tensor, gathered
+from convert.tensors import Tensor, checked_name, gathered
 from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
 from jaxpage.reading import open_file, reading
@@ -97,14 +97,13 @@ def _load(path: Path) -> dict[str, Any]:
         if is_mapped:
             _check_archive(file, path)
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
-    if not isinstance(state, dict) or not all(
-        isinstance(name, str) and torch.is_tensor(value) for name, value in state.items()
-    ):
+    if not isinstance(state, dict) or not all(torch.is_tensor(v) for v in state.values()):
         raise CheckpointError(
             f"got {path} that holds more than named tensors, wanted a model's state dict; "
             "save model.state_dict() instead of a training state"
         )
-    return state
+    with reading(path, wanted):
+        return {checked_name(name): value for name, value in state.items()}
 
 
 def _check_archive(file: BinaryIO, path: Path) -> None:

@@ -16,7 +16,7 @@ import jax
 
 from convert.assemble import LeafPlan, num_bytes, plan_leaves, read_leaf
 from convert.locate import DEFAULT_MODEL, locate
-from convert.manifest import read_manifest
+from convert.manifest import noted_warnings
 from convert.model import PARAMS_NAME, converted_leaves
 from convert.orbax_io import read_leaves
 from convert.own_config import read_own_config
@@ -75,8 +75,8 @@ def _load_converted(
     config = _with_dtype(read_own_config(path), dtype)
     wanted = converted_leaves(path, config)
     _require_room(num_bytes((leaf.shape for leaf in wanted.values()), config.dtype), path, config)
-    for message in read_manifest(path).get("warnings", []):
-        warnings.warn(str(message), stacklevel=3)
+    for message in noted_warnings(path):
+        warnings.warn(message, stacklevel=3)
     leaves = read_leaves(path / PARAMS_NAME, wanted)
     return config, nest({name: jax.device_put(leaf) for name, leaf in leaves})
 

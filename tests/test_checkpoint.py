@@ -84,6 +84,14 @@ def test_warnings_of_a_conversion_are_given_again(tmp_path: Path) -> None:
         load_weights(tmp_path / "out")
 
 
+@pytest.mark.parametrize("noted", [1.5, {"a": "b"}, "text", [1], None])
+def test_a_manifest_of_other_types_is_one_line(noted: object, folder: Path, tmp_path: Path) -> None:
+    convert(folder, tmp_path / "out")
+    (tmp_path / "out" / "manifest.json").write_text(json.dumps({"warnings": noted}))
+    with pytest.raises(CheckpointError, match=r"warnings=.*manifest\.json"):
+        load_weights(tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

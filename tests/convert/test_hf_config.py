@@ -170,6 +170,7 @@ def test_writing_is_the_inverse_of_reading(name: str) -> None:
         ({"architectures": {"a": 1}}, "architecture"),
         ({"hidden_act": ["silu"]}, "hidden_act"),
         ({"a" * 10**6: "b" * 10**6}, "unknown key"),
+        ({"a\nb": "c\nd"}, "unknown key"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import shutil
 import sys
@@ -161,3 +162,32 @@ def test_what_the_leaves_raise_passes(tmp_path: Path) -> None:
 
     with pytest.raises(CapacityError, match=r"^full$"):
         save_leaves(tmp_path / "params", leaves())
+
+
+def test_arrays_larger_than_their_files_are_refused(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orbax would make what isn't there, however large it claims to be; here any size is."""
+    monkeypatch.setattr(orbax_io, "_MOST_PACKING", 0)
+    claimed = sum(leaf.nbytes for leaf in LEAVES.values())
+    with pytest.raises(CheckpointError, match=f"claims {claimed} bytes"):
+        stored_leaves(saved)
+
+
+@pytest.mark.parametrize("name", ["manifest.ocdbt", "_METADATA"])
+def test_a_list_that_is_too_long_is_not_read(saved: Path, name: str, tmp_path: Path) -> None:
+    copy = tmp_path / "params"
+    shutil.copytree(saved, copy)
+    with (copy / "state" / name).open("wb") as file:
+        file.truncate(1 << 40)  # a hole: no disk is used
+    with pytest.raises(CheckpointError, match=f"{name} in it has 1099511627776 bytes"):
+        stored_leaves(copy)
+
+
+def test_a_pipe_among_the_files_is_not_waited_for(saved: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "params"
+    shutil.copytree(saved, copy)
+    (copy / "state" / "_METADATA").unlink()
+    os.mkfifo(copy / "state" / "_METADATA")
+    with pytest.raises(CheckpointError, match="_METADATA in it is no regular file"):
+        stored_leaves(copy)

@@ -140,7 +140,7 @@ def test_an_index_chooses_between_two_copies(tmp_path: Path) -> None:
         ("{}", "weight_map"),
         ('{"weight_map": {"a": ["x"]}}', "weight_map"),
         ('{"weight_map": {"a": ""}}', "weight_map"),
-        ('{"weight_map": {"a": "%s"}}' % ("x" * 300), "xxx"),
+        ('{"weight_map": {"a": "%s"}}' % ("x" * 300), "weight_map"),
         ('{"weight_map": {"a": "\\u0000"}}', "got "),
         ('{"weight_map": {"a": "lost.safetensors"}}', r"lost\.safetensors"),
     ],

@@ -35,6 +35,7 @@ MOST_SECONDS = 10.0
 MOST_GROWTH_BYTES = 1 << 30
 MOST_DATA_BYTES = 8 << 30
 """Of the process, so that what asks for everything doesn't take the machine down."""
+_MOST_SECONDS_TO_BEGIN, _GRACE_SECONDS = 300.0, 5.0
 LONGEST_MESSAGE = 2000
 ROOMS = ("tests.fuzz.targets_weights", "tests.fuzz.targets_tokenizers")
 
@@ -122,9 +123,11 @@ class Worker:
     def run(self, target: str, seed: int) -> Outcome:
         self._connection.send((target, seed))
         try:
-            # A first input of a target has its files written too.
-            if self._connection.poll(MOST_SECONDS + 20):
-                return self._connection.recv()
+            # Imports and whole files first, which are no fault of the input.
+            if self._connection.poll(_MOST_SECONDS_TO_BEGIN):
+                self._connection.recv()
+                if self._connection.poll(MOST_SECONDS + _GRACE_SECONDS):
+                    return self._connection.recv()
             outcome = Outcome(target, seed, "hang", "killed", MOST_SECONDS)
         except (EOFError, ConnectionError):
             outcome = Outcome(target, seed, "crash", "the process died")
@@ -189,6 +192,7 @@ def _work(connection: Connection, directory: str, rooms: Sequence[str]) -> None:
             place = Path(directory) / name
             place.mkdir()
             attacks[name] = Attack(targets[name], place)
+        connection.send("begun")
         before = _peak_bytes(reset=True)
         outcome = attacks[name].run(seed)
         growth = _peak_bytes() - before

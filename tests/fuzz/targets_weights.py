@@ -64,6 +64,16 @@ def _write_converted(directory: Path) -> Path:
     return directory / "out"
 
 
+def _write_old_bin(directory: Path) -> Path:
+    """As PyTorch saved before 1.6: pickles one after another, then the numbers."""
+    import torch
+
+    path = write_hf_bin(small(), directory) / "pytorch_model.bin"
+    state = torch.load(path)
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    return directory
+
+
 def _files_of_converted() -> tuple[str, ...]:
     state = "out/params/state"
     return (
@@ -96,6 +106,7 @@ TARGETS = (
         read_leaves,
         (*BIN_SHARDS, "pytorch_model.bin.index.json"),
     ),
+    Target("convert.bin_old", _write_old_bin, read_leaves, ("pytorch_model.bin",)),
     Target("convert.meta", _to(write_meta), read_leaves, ("consolidated.00.pth",)),
     Target(
         "convert.meta_shards",
