@@ -268,6 +268,7 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<
   begin(pool, a, is_bfloat16,
         {k.typed_data(), new_k->untyped_data(), slots.typed_data(), num_slots, size},
         {v.typed_data(), new_v->untyped_data(), slots.typed_data(), num_slots, size}, tokens);
+  if (out->element_count() == 0) return ffi::Error::Success();  // no token, query head or entry
   attend(pool, a, is_bfloat16,
          {context_lens.typed_data(), query_starts.typed_data(), bs[0], tokens}, shares_prefixes);
   return ffi::Error::Success();
