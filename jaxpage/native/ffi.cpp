@@ -87,6 +87,7 @@ ffi::Error rotate(ffi::ThreadPool pool, Floats qkv, Floats cos, Floats sin, Resu
     return ffi::Error::InvalidArgument(
         "wanted qkv [T, K, G + 2, H], cos and sin [T, H / 2], q [T, K G, H], k and v [T, K, H]");
   }
+  if (v->element_count() == 0) return ffi::Error::Success();  // and none of q and k
   const Rotation r{qkv.typed_data(), cos.typed_data(), sin.typed_data(), q->typed_data(),
                    k->typed_data(),  v->typed_data(),  from[1],          from[2] - 2,
                    from[3]};
