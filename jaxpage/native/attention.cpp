@@ -66,8 +66,8 @@ JAXPAGE_INLINE void add_values(const Attention& a, const Chunk& chunk, Keys seen
       value[i] = part ? load_part(from, part) : load(from);
     }
     for (int c = 0; c < kUsed; ++c) {
-      const float weight = weights[c * kChunk + t];
-      for (int i = 0; i < kVecs; ++i) sums[c][i] += value[i] * weight;
+      const Vec weight = splat(weights[c * kChunk + t]);
+      for (int i = 0; i < kVecs; ++i) sums[c][i] = multiply_add(value[i], weight, sums[c][i]);
     }
   } while (++t < seen.high);
   ahead = asked;

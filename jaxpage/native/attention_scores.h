@@ -55,7 +55,9 @@ JAXPAGE_INLINE void score_few(const Attention& a, const Chunk& chunk, Keys seen,
     const auto multiply = [&](int64_t d, const Vec* columns, int count) {
 #pragma GCC unroll 16
       for (int i = 0; i < count; ++i) {
-        for (int c = 0; c < kUsed; ++c) sums[c] += columns[i] * q[c * padded + d + i];
+        for (int c = 0; c < kUsed; ++c) {
+          sums[c] = multiply_add(columns[i], splat(q[c * padded + d + i]), sums[c]);
+        }
       }
     };
     for_columns(a.head_dim, keys, chunk.offsets + t, ahead, multiply);
@@ -73,8 +75,8 @@ JAXPAGE_INLINE void score_tile(const Attention& a, const float* turned, const fl
     Vec keys[kVecs];
     for (int i = 0; i < kVecs; ++i) keys[i] = load(turned + d * kChunk + i * kLanes);
     for (int c = 0; c < kUsed; ++c) {
-      const float query = q[c * padded + d];
-      for (int i = 0; i < kVecs; ++i) sums[c][i] += keys[i] * query;
+      const Vec query = splat(q[c * padded + d]);
+      for (int i = 0; i < kVecs; ++i) sums[c][i] = multiply_add(keys[i], query, sums[c][i]);
     }
   } while (++d < a.head_dim);
   for (int c = 0; c < kUsed; ++c) {
@@ -129,7 +131,7 @@ JAXPAGE_INLINE void weigh(float* scores, float* tops, float* totals, float* fade
       store(scores + i, weight);
     }
     fades[c] = faded[c];
-    totals[c] = totals[c] * fades[c] + sum_of(sum);
+    totals[c] = multiply_add(totals[c], fades[c], sum_of(sum));
   }
 }
 

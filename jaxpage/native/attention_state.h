@@ -35,10 +35,11 @@ inline void merge_states(State state, State more, int64_t vectors, int64_t padde
     const float fade = exp_negative(splat(state.top[v] - top))[0];
     const float weight = exp_negative(splat(more.top[v] - top))[0];
     for (int64_t i = v * padded; i < (v + 1) * padded; i += kLanes) {
-      store(state.acc + i, load(state.acc + i) * fade + load(more.acc + i) * weight);
+      const Vec added = load(more.acc + i) * weight;
+      store(state.acc + i, multiply_add(load(state.acc + i), splat(fade), added));
     }
     state.top[v] = top;
-    state.total[v] = state.total[v] * fade + more.total[v] * weight;
+    state.total[v] = multiply_add(state.total[v], fade, more.total[v] * weight);
   }
 }
 

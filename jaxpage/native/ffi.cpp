@@ -1,5 +1,10 @@
 // XLA custom calls of row-by-row kernels, and which set of instructions they take.
 // Python (kernels.py) has checked what a user can get wrong; what is refused here says what.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <iterator>
+
 #include "kernels.h"
 #include "parallel.h"
 #include "xla/ffi/api/ffi.h"
@@ -9,33 +14,33 @@ using namespace jaxpage;
 
 namespace {
 
-struct Best {
+struct Set {
   const char* name;
+  bool runs_here;
   Kernels kernels;
 };
 
-#define JAXPAGE_BEST(set)                                                        \
-  Best {                                                                         \
-    #set, {                                                                      \
+#define JAXPAGE_SET_OF(set, runs_here)                                           \
+  Set {                                                                          \
+    #set, runs_here, {                                                           \
       set::product_few, set::product_many, set::norm, set::gate, set::rotate,    \
           set::summarise, set::attend, set::merge                                \
     }                                                                            \
   }
 
-const Best& best() {
+// The best comes first, and the last runs everywhere.
+const Set kSets[] = {
 #if defined(__x86_64__)
-  static const Best found =
-      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")
-          ? JAXPAGE_BEST(avx512)
-      : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
-          ? JAXPAGE_BEST(avx2)
-          : JAXPAGE_BEST(portable);
-#else
-  static const Best found = JAXPAGE_BEST(portable);
+    JAXPAGE_SET_OF(avx512,
+                   __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw")),
+    JAXPAGE_SET_OF(avx2, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")),
 #endif
-  return found;
-}
+    JAXPAGE_SET_OF(portable, true),
+};
+
+std::atomic<const Set*> chosen{
+    std::find_if(std::begin(kSets), std::end(kSets), [](const Set& set) { return set.runs_here; })};
 
 using Floats = ffi::Buffer<ffi::F32>;
 using Result = ffi::ResultBuffer<ffi::F32>;
@@ -82,6 +87,7 @@ ffi::Error rotate(ffi::ThreadPool pool, Floats qkv, Floats cos, Floats sin, Resu
     return ffi::Error::InvalidArgument(
         "wanted qkv [T, K, G + 2, H], cos and sin [T, H / 2], q [T, K G, H], k and v [T, K, H]");
   }
+  if (v->element_count() == 0) return ffi::Error::Success();  // and none of q and k
   const Rotation r{qkv.typed_data(), cos.typed_data(), sin.typed_data(), q->typed_data(),
                    k->typed_data(),  v->typed_data(),  from[1],          from[2] - 2,
                    from[3]};
@@ -104,7 +110,7 @@ ffi::Error summarise(ffi::ThreadPool pool, Floats x, ffi::ResultBuffer<ffi::S32>
 
 }  // namespace
 
-const Kernels& jaxpage::kernels() { return best().kernels; }
+const Kernels& jaxpage::kernels() { return chosen.load(std::memory_order_relaxed)->kernels; }
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_norm, norm,
                               ffi::Ffi::Bind()
@@ -135,6 +141,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_summarise, summarise,
                                   .Ret<Floats>());
 
 // What kernels.py calls INTERFACE: raised when a function here takes or gives anything else.
-extern "C" int jaxpage_interface() { return 4; }
+extern "C" int jaxpage_interface() { return 5; }
 
-extern "C" const char* jaxpage_instruction_set() { return best().name; }
+extern "C" const char* jaxpage_instruction_set() { return chosen.load()->name; }
+
+// For tests: computes by another set from now on. 0: this processor, or this build, lacks it.
+extern "C" int jaxpage_choose_set(const char* name) {
+  for (const Set& set : kSets) {
+    if (set.runs_here && !std::strcmp(set.name, name)) return chosen = &set, 1;
+  }
+  return 0;
+}

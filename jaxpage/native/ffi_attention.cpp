@@ -230,7 +230,7 @@ void begin(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16, const St
     const int64_t first = num_tokens * piece / pieces, last = num_tokens * (piece + 1) / pieces;
     store(keys, is_bfloat16, first, last);
     store(values, is_bfloat16, first, last);
-    std::memset(a.out + first * size, 0, (last - first) * size * sizeof(float));
+    if (size > 0) std::memset(a.out + first * size, 0, (last - first) * size * sizeof(float));
   });
 }
 
@@ -263,11 +263,13 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<
   const Attention a{q.typed_data(), new_k->untyped_data(), new_v->untyped_data(),
                     block_tables.typed_data(), out->typed_data(), ps[0], ps[1], ps[2],
                     qs[1] / ps[2], qs[2], bs[1], window, scale};
+  if (tokens == 0 || qs[2] == 0) return ffi::Error::Success();  // nothing to store or to attend to
   const bool is_bfloat16 = type == ffi::BF16;
   const int64_t size = ps[2] * ps[3], num_slots = ps[0] * ps[1];
   begin(pool, a, is_bfloat16,
         {k.typed_data(), new_k->untyped_data(), slots.typed_data(), num_slots, size},
         {v.typed_data(), new_v->untyped_data(), slots.typed_data(), num_slots, size}, tokens);
+  if (qs[1] == 0) return ffi::Error::Success();  // no query heads
   attend(pool, a, is_bfloat16,
          {context_lens.typed_data(), query_starts.typed_data(), bs[0], tokens}, shares_prefixes);
   return ffi::Error::Success();

@@ -61,12 +61,17 @@ ffi::Error product(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer
                    ffi::ResultBuffer<ffi::F32> y) {
   const auto xs = x.dimensions(), ws = w.dimensions(), ys = y->dimensions();
   const bool is_bfloat16 = w.element_type() == ffi::BF16;
-  if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2 || xs[1] != ws[1] || xs[1] < 1 ||
+  if (xs.size() != 2 || ws.size() != 2 || ys.size() != 2 || xs[1] != ws[1] ||
       ys[0] != xs[0] || ys[1] != ws[0] || (w.element_type() != ffi::F32 && !is_bfloat16)) {
     return ffi::Error::InvalidArgument(
         "wanted x [M, D], w [O, D] in float32 or bfloat16 and y [M, O]");
   }
   const Product p{x.typed_data(), w.untyped_data(), y->typed_data(), xs[0], ws[0], xs[1]};
+  if (p.num_rows == 0 || p.num_outputs == 0) return ffi::Error::Success();
+  if (p.size == 0) {  // sums of nothing
+    std::fill_n(p.y, p.num_rows * p.num_outputs, 0.0f);
+    return ffi::Error::Success();
+  }
   (p.num_rows > kFewRows ? multiply_many : multiply_few)(pool, p, is_bfloat16);
   return ffi::Error::Success();
 }

@@ -128,7 +128,7 @@ struct Kernels {
   void (*merge)(const Attention&, const AttentionJob&, const float* partials, float* scratch);
 };
 
-// The best for this processor.
+// The best for this processor, or those that jaxpage_choose_set has chosen.
 const Kernels& kernels();
 
 }  // namespace jaxpage

@@ -1,13 +1,6 @@
-"""The kernels as JAX functions: loads the shared object once and checks what it is called with."""
+"""The kernels as JAX functions: checks what they are called with."""
 
 from __future__ import annotations
-
-import ctypes
-import sys
-from collections.abc import Iterator
-from functools import cache
-from importlib.machinery import PathFinder
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,33 +8,15 @@ import numpy as np
 from jax import Array
 
 from jaxpage.errors import ConfigError
+from jaxpage.native.library import require
 
-MISSING = (
-    "native CPU kernels are not built, so this runs in plain XLA, at half the speed; "
-    "install with a C++ compiler at hand (in a checkout: python setup.py build_ext --inplace)"
-)
-"""The one line that whoever falls back shows."""
 FEW_ROWS = 64
 """Products of up to so many rows multiply while w is read; with more, w is turned to columns first
 and a sum is added up in another order (kFewRows in kernels.h)."""
-INTERFACE = 4
-"""Counts the changes of what ffi.cpp exports and takes; a library of another count is not used."""
-CALLS = ("product", "norm", "gate", "rotate", "summarise", "attention")
 WEIGHTS = (jnp.float32, jnp.bfloat16)
 """Dtypes of weights and pools; everything else is float32."""
-
-
-@cache
-def is_built() -> bool:
-    """Whether the kernels can be called in this installation."""
-    return _library() is not None
-
-
-def instruction_set() -> str:
-    """Which of its forms the library runs on this processor: avx512, avx2 or portable."""
-    name = _require().jaxpage_instruction_set
-    name.restype = ctypes.c_char_p
-    return name().decode()
+MOST = 2**40
+"""A window of more positions hides none."""
 
 
 def product(x: Array, w: Array) -> Array:
@@ -51,7 +26,7 @@ def product(x: Array, w: Array) -> Array:
     bit, whatever the number of threads and M up to FEW_ROWS, and so among larger M. Raises
     ConfigError for other shapes or dtypes.
     """
-    _require()
+    require()
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
         raise ConfigError(f"got x {x.shape} and w {w.shape}, wanted [M, D] and [O, D]; reshape")
     _check_dtype("w", w)
@@ -61,7 +36,7 @@ def product(x: Array, w: Array) -> Array:
 
 def norm(x: Array, scale: Array, *, eps: float) -> Array:
     """x / rms(x) * scale of rows x [T, D]: float32 [T, D]. Raises ConfigError for other shapes."""
-    _require()
+    require()
     if x.ndim != 2 or scale.shape != x.shape[1:]:
         raise ConfigError(f"got x {x.shape} and scale {scale.shape}, wanted [T, D] and [D]")
     call = jax.ffi.ffi_call("jaxpage_norm", _float32(x.shape))
@@ -71,9 +46,10 @@ def norm(x: Array, scale: Array, *, eps: float) -> Array:
 def gate(x: Array) -> Array:
     """silu(a) * b of rows x [T, 2 F], a the first half and b the second: float32 [T, F].
 
-    Raises ConfigError for other shapes.
+    Denormal numbers, silu(a) among them, count as zero, as in XLA on a CPU. Raises ConfigError for
+    other shapes.
     """
-    _require()
+    require()
     if x.ndim != 2 or x.shape[1] % 2:
         raise ConfigError(f"got x {x.shape}, wanted [T, 2 F]")
     call = jax.ffi.ffi_call("jaxpage_gate", _float32((x.shape[0], x.shape[1] // 2)))
@@ -86,7 +62,7 @@ def rotate(qkv: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
     Pairs (i, i + H / 2) of q and k are turned by their token's angle i: cos, sin [T, H / 2].
     Raises ConfigError for other shapes.
     """
-    _require()
+    require()
     if qkv.ndim != 4 or qkv.shape[2] < 3 or qkv.shape[3] % 2:
         raise ConfigError(f"got qkv {qkv.shape}, wanted [T, K, G + 2, H] with H even")
     tokens, heads, many, size = qkv.shape
@@ -106,7 +82,7 @@ def summarise(x: Array) -> tuple[Array, Array]:
     The first of equals, and of NaNs where a row has any; a row's figures depend on it alone.
     Raises ConfigError for other shapes.
     """
-    _require()
+    require()
     if x.ndim != 2 or x.shape[1] < 1:
         raise ConfigError(f"got x {x.shape}, wanted [R, V] with V at least 1")
     index = jax.ShapeDtypeStruct(x.shape[:1], jnp.int32)
@@ -140,11 +116,11 @@ def paged_attention(
     `shares_prefixes`. The result is float32;
     donated pools are updated in place. Raises ConfigError for other shapes or dtypes.
     """
-    _require()
+    require()
     rows = (slots, block_tables, context_lens, query_starts)
     _check_attention(q, k, v, k_pool, v_pool)
     _check_rows(q.shape[0], *rows)
-    window = 2**40 if sliding_window is None else sliding_window
+    window = MOST if sliding_window is None else min(sliding_window, MOST)
     if window < 1:
         raise ConfigError(f"got sliding_window={sliding_window}, wanted at least 1 or None")
     pool = jax.ShapeDtypeStruct(k_pool.shape, k_pool.dtype)
@@ -172,11 +148,12 @@ def _check_attention(q: Array, k: Array, v: Array, k_pool: Array, v_pool: Array)
         q.ndim != 3
         or k_pool.ndim != 4
         or q.shape[2] != k_pool.shape[3]
+        or 0 in k_pool.shape[:3]
         or q.shape[1] % k_pool.shape[2]
     ):
         raise ConfigError(
             f"got q {q.shape} and pools {k_pool.shape}, wanted [T, N, H] and [P, S, K, H] with N "
-            "a multiple of K"
+            "a multiple of K, and P, S and K at least 1"
         )
     if k.shape != (q.shape[0], *k_pool.shape[2:]) or v.shape != k.shape:
         raise ConfigError(
@@ -203,32 +180,3 @@ def _check_rows(
 def _check_dtype(name: str, array: Array) -> None:
     if array.dtype not in WEIGHTS:
         raise ConfigError(f"got {name} of {array.dtype}, wanted float32 or bfloat16; cast it")
-
-
-def _require() -> ctypes.CDLL:
-    library = _library()
-    if library is None:
-        raise ConfigError(f"got a call of a native kernel, wanted it built: {MISSING}")
-    return library
-
-
-@cache
-def _library() -> ctypes.CDLL | None:
-    """The shared object, its functions registered with XLA; None where it is not built."""
-    library = next(_libraries(), None)
-    if library is not None:
-        for name in CALLS:
-            handler = jax.ffi.pycapsule(getattr(library, f"jaxpage_{name}"))
-            jax.ffi.register_ffi_target(f"jaxpage_{name}", handler, platform="cpu")
-    return library
-
-
-def _libraries() -> Iterator[ctypes.CDLL]:
-    """What is built here, then what the installed package has: a checkout runs with that."""
-    for folder in (str(Path(__file__).parent), *(f"{path}/jaxpage/native" for path in sys.path)):
-        found = PathFinder.find_spec("_kernels", [folder])
-        if found is not None and found.origin is not None:
-            library = ctypes.CDLL(found.origin)
-            tells = getattr(library, "jaxpage_interface", None)  # what is older does not
-            if tells is not None and tells() == INTERFACE:
-                yield library

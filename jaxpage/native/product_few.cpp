@@ -58,13 +58,15 @@ JAXPAGE_INLINE void add_tile(const W* w, const float* x, int64_t size, int64_t f
     for (int c = 0; c < kUsed; ++c) {
       Vec right = load(x + c * size + i);
       hold(right);
-      for (int r = 0; r < kHigh; ++r) held[c][r] += left[r] * right;
+      for (int r = 0; r < kHigh; ++r) held[c][r] = multiply_add(left[r], right, held[c][r]);
     }
   }
   if (const int rest = static_cast<int>(to - i)) {
     for (int c = 0; c < kUsed; ++c) {
       const Vec right = load_part(x + c * size + i, rest);
-      for (int r = 0; r < kHigh; ++r) held[c][r] += load_part(w + r * size + i, rest) * right;
+      for (int r = 0; r < kHigh; ++r) {
+        held[c][r] = multiply_add(load_part(w + r * size + i, rest), right, held[c][r]);
+      }
     }
   }
   for (int c = 0; c < kUsed; ++c) {

@@ -56,7 +56,7 @@ JAXPAGE_INLINE void multiply_tile(const Product& p, const float* columns, int64_
     for (int c = 0; c < kUsed; ++c) {
       Vec value = splat(x[c * p.size + i]);
       hold(value);
-      for (int v = 0; v < kVecs; ++v) sums[c][v] += w[v] * value;
+      for (int v = 0; v < kVecs; ++v) sums[c][v] = multiply_add(w[v], value, sums[c][v]);
     }
   }
   const int64_t width = p.num_outputs - output < kWidth ? p.num_outputs - output : kWidth;

@@ -112,8 +112,8 @@ void rotate(const Rotation& r, int64_t first, int64_t last) {
       const int64_t left = half - i;
       const Vec a = load_any(from + i, left), b = load_any(from + half + i, left);
       const Vec c = load_any(cos + i, left), s = load_any(sin + i, left);
-      store_any(to + i, a * c - b * s, left);
-      store_any(to + half + i, b * c + a * s, left);
+      store_any(to + i, multiply_add(a, c, -(b * s)), left);
+      store_any(to + half + i, multiply_add(b, c, a * s), left);
     }
   };
   for (int64_t token = first; token < last; ++token) {

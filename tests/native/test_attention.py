@@ -182,6 +182,32 @@ def test_wrong_operands_are_refused(changed: dict[str, jax.Array], match: str) -
         native.paged_attention(**{**GOOD, **changed}, scale=1.0)
 
 
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        {"q": (2, 0, 8)},
+        {"q": (0, 6, 8), "k": (0, 2, 8), "v": (0, 2, 8), "slots": (0,)},
+        {name: (*GOOD[name].shape[:-1], 0) for name in ("q", "k", "v", "k_pool", "v_pool")},
+        {"block_tables": (2, 0)},
+        {"block_tables": (0, 2), "context_lens": (0,), "query_starts": (1,)},
+    ],
+    ids=["query heads", "tokens", "entries", "blocks of a row", "rows"],
+)
+def test_attention_of_nothing_is_empty_or_zero(shapes: dict[str, tuple[int, ...]]) -> None:
+    empty = {name: jnp.zeros(shape, GOOD[name].dtype) for name, shape in shapes.items()}
+    out, *_ = native.paged_attention(**{**GOOD, **empty}, scale=1.0)
+    np.testing.assert_array_equal(out, np.zeros(shapes.get("q", GOOD["q"].shape)))
+
+
+@pytest.mark.parametrize("axis", range(3))
+def test_no_pool_without_blocks_slots_or_heads(axis: int) -> None:
+    shape = tuple(0 if i == axis else n for i, n in enumerate(GOOD["k_pool"].shape))
+    kv = jnp.zeros((2, *shape[2:]))
+    changed = {"k": kv, "v": kv, "k_pool": jnp.zeros(shape), "v_pool": jnp.zeros(shape)}
+    with pytest.raises(ConfigError, match="at least 1"):
+        native.paged_attention(**{**GOOD, **changed}, scale=1.0)
+
+
 def test_no_window_below_one() -> None:
     with pytest.raises(ConfigError, match="sliding_window"):
         native.paged_attention(**GOOD, scale=1.0, sliding_window=0)

@@ -111,6 +111,16 @@ def test_native_linear_keeps_what_linear_promises(rows: int) -> None:
         assert wide.dtype == jnp.float32
 
 
+@pytest.mark.parametrize(
+    ("rows", "outputs", "size"),
+    [(0, 3, 4), (3, 0, 4), (100, 0, 4), (3, 4, 0), (100, 4, 0), (0, 0, 0)],
+)
+def test_products_of_nothing_are_empty_or_zero(rows: int, outputs: int, size: int) -> None:
+    for dtype in (jnp.float32, jnp.bfloat16):
+        y = native.product(jnp.ones((rows, size)), jnp.ones((outputs, size), dtype))
+        np.testing.assert_array_equal(y, np.zeros((rows, outputs)))
+
+
 def test_one_thread_gives_the_same_bits() -> None:
     """With one processor XLA has one thread: nothing may wait for a second one."""
     if not hasattr(os, "sched_setaffinity"):

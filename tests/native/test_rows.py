@@ -39,6 +39,17 @@ def test_gate_of_the_largest_numbers() -> None:
     np.testing.assert_array_equal(native.gate(x), np.float32([[0, 0, 200, 1.5e38, np.nan]]))
 
 
+def test_denormals_count_as_zero_as_in_xla() -> None:
+    """XLA computes so on a CPU, in all its threads: what underflows on the way is 0."""
+    tiny = np.float32(1e-45)
+    assert tiny > 0
+    x = jnp.asarray([[tiny, 1.0, 3e38, tiny]], jnp.float32)
+    np.testing.assert_array_equal(native.gate(x), [[0, 0]])
+    np.testing.assert_array_equal(layers.swiglu(x), [[0, 0]])
+    many = jnp.full((300, 2 * 33), tiny).at[:, 33:].set(3e38)  # on more threads than one
+    assert not native.gate(many).any()
+
+
 @pytest.mark.parametrize(
     ("heads", "group", "size"), [(1, 1, 2), (3, 3, 64), (2, 8, 80), (2, 1, 40)]
 )
