@@ -53,7 +53,8 @@ class Draw:
     prompt_len: int
     """Tokens of the request's own prompt; the tokens after it are output."""
     stop_token_ids: tuple[int, ...]
-    """Every id that ends the sequence: what min_tokens forbids."""
+    """What min_tokens holds back: the model's end ids, also where ignore_eos lets the text go on
+    after them, and the request's own, as in vLLM."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     history: tuple[int, ...] = ()
     """Known tokens before the row's last one, prompt first; only when params.needs_history."""

@@ -175,7 +175,7 @@ def new_group(request: Request, first_seq_id: int, max_len: int) -> SequenceGrou
     group = SequenceGroup(request=request, arrival=first_seq_id, prompt_logprobs=scores)
     draw = _new_draw(request, first_seq_id)
     if beam is not None:
-        end_ids = frozenset(draw.stop_token_ids)
+        end_ids = _end_ids(request)
         draw = replace(draw, num_candidates=num_candidates(beam, end_ids))
         max_output = max_len - len(request.prompt_token_ids)
         group.beams = BeamSearch(beam, end_ids=end_ids, max_output=max_output)
@@ -203,13 +203,19 @@ def num_sequences(request: Request) -> int:
 
 def _new_draw(request: Request, seq_id: int) -> Draw:
     params = request.params
-    eos_token_ids = frozenset() if params.ignore_eos else request.eos_token_ids
+    held_back = request.eos_token_ids.union(params.stop_token_ids)
     return Draw(
         seq_id=seq_id,
         sample_index=0,
         seed=request.seed,
         params=params,
         prompt_len=len(request.prompt_token_ids),
-        stop_token_ids=tuple(sorted(eos_token_ids.union(params.stop_token_ids))),
+        stop_token_ids=tuple(sorted(held_back)),
         bad_word_ids=request.bad_word_ids,
     )
+
+
+def _end_ids(request: Request) -> frozenset[int]:
+    """Every id that ends a sequence of it."""
+    eos_token_ids = frozenset() if request.params.ignore_eos else request.eos_token_ids
+    return eos_token_ids.union(request.params.stop_token_ids)
