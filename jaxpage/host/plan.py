@@ -181,3 +181,15 @@ class SequenceUpdate(NamedTuple):
     score: float | None = None
     """Beam search only: a finished hypothesis comes whole, in one update, `sample_index` its place
     in the order of scores."""
+
+
+class Resumed(NamedTuple):
+    """A request that goes on in new books: what has been told of it."""
+
+    request: Request
+    outputs: tuple[tuple[int, ...], ...]
+    """The tokens of each sequence; a beam search tells none, and begins anew."""
+    has_ended: tuple[bool, ...]
+    """Of each sequence."""
+    has_scores: bool
+    """Whether the log-probabilities of its prompt have been told."""

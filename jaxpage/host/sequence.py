@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from jaxpage.host.beam import BeamSearch, num_candidates
-from jaxpage.host.plan import Draw, Request
+from jaxpage.host.plan import Draw, Request, Resumed
 from jaxpage.outputs import TokenLogprob
 
 Candidates = tuple[tuple[int, float], ...]
@@ -193,6 +193,28 @@ def new_group(request: Request, first_seq_id: int, max_len: int) -> SequenceGrou
         )
         group.sequences.append(sequence)
     group.live = group.sequences[:1] if group.beams else list(group.sequences)
+    return group
+
+
+def resumed_group(known: SequenceGroup, told: Resumed) -> SequenceGroup:
+    """The group with what has been told of it and nothing else, as if it had given way.
+
+    Of what `known` holds only what never changes and what has been counted is looked at.
+    """
+    group = new_group(known.request, known.arrival, known.sequences[0].max_len)
+    group.num_preemptions = known.num_preemptions
+    group.num_cached_tokens = known.num_cached_tokens
+    if told.has_scores:
+        group.prompt_logprobs = None
+    if group.beams is None:
+        for sequence, output, has_ended in zip(
+            group.sequences, told.outputs, told.has_ended, strict=True
+        ):
+            sequence.token_ids += output
+            if has_ended:
+                sequence.status = Status.ENDED
+        group.live = [s for s in group.sequences if s.status is not Status.ENDED]
+        group.is_one_row = not any(told.outputs)
     return group
 
 
