@@ -25,7 +25,10 @@ class RequestFactory:
         self, tokenizer: Tokenizer | None, config: ModelConfig, *, num_token_ids: int, seed: int
     ) -> None:
         self._tokenizer = tokenizer
-        self._eos_token_ids = frozenset(config.eos_token_ids)
+        # an id that can't be drawn ends nothing
+        self._eos_token_ids = frozenset(
+            token_id for token_id in config.eos_token_ids if 0 <= token_id < num_token_ids
+        )
         self._num_token_ids = num_token_ids
         self._seeds = random.Random(seed)
 
