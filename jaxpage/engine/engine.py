@@ -169,6 +169,7 @@ class LLMEngine:
                 self._scheduler.drop(request_id)
         if not self._live and not was_broken:
             was_broken = self._unsent is not None  # the books hold it as run
+            self._undispatched = None
             self._in_flight.clear()
             self._scheduler.drop_unread()
             self._scheduler.news.clear()

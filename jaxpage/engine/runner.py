@@ -102,6 +102,8 @@ class Runner:
         renew_zeros(pool)
         leaves, self._cache_tree = jax.tree.flatten(pool)
         self._pool = Pool(leaves)
+        self._refused: StepPlan | None = None
+        """The plan that found the pool lost; any other is of books that know it."""
         self._is_closed = False
         self._head = self._find_head(jax.ShapeDtypeStruct((1, config.hidden_size), config.dtype))
         self._nothing_drawn = jnp.zeros((3, self._max_draws), jnp.int32)
@@ -128,8 +130,7 @@ class Runner:
         if self._last is not None and self._last.plan is plan:
             return self._last
         if any(leaf.is_deleted() for leaf in self._pool.leaves):
-            self._renew_pool()
-            raise StepFault("got a pool that an interrupted step has lost")
+            self._renew_pool(plan)
         with self._blaming(plan):
             ticket = self._last = self._run(plan)
         return ticket
@@ -250,11 +251,16 @@ class Runner:
             return False
         return True
 
-    def _renew_pool(self) -> None:
+    def _renew_pool(self, plan: StepPlan) -> None:
+        """Makes a new pool for the first plan after the one that counts on the lost one."""
+        if self._refused is None or self._refused is plan:
+            self._refused = plan
+            raise StepFault("got a pool that an interrupted step has lost")
         self._drop_pool()  # the two are never there at once
         pool = self._new_pool()
         renew_zeros(pool)
         self._pool = Pool(jax.tree.leaves(pool))
+        self._refused = None
 
     def _drop_pool(self) -> None:
         for leaf in self._pool.leaves:
