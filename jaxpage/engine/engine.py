@@ -1,21 +1,32 @@
 """The engine: carries messages between the scheduler, the device and the text. Decides nothing.
 
 The one thing it reports back is a stop string, which only text can show.
+
+What requests have been told is the truth, and is all that is ever needed. Where something was
+raised out of the middle of the work, whatever it was, the next call drops the books and the steps
+in flight and goes on from there:
+
+    told        "a": b c d      "e": f g         kept, with the news that are not taken in yet
+    books       queues, tables, cached prefixes  new: everybody is prefilled again
+    in flight   steps 7 and 8                    dropped: the same tokens are drawn again
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Any, Protocol
 
+from jaxpage.engine.faults import Retried, StepFault, Whole, making_text
 from jaxpage.engine.requests import RequestFactory
 from jaxpage.engine.stats import Stopwatch
 from jaxpage.engine.tracking import LiveCompletion, LiveRequest
 from jaxpage.errors import RequestError
 from jaxpage.host.block_map import BlockMap
-from jaxpage.host.plan import Request, SequenceUpdate, StepPlan, StepResult
+from jaxpage.host.plan import SequenceUpdate, StepPlan, StepResult
 from jaxpage.host.scheduler import Scheduler
 from jaxpage.outputs import EngineStats, RequestOutput
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
@@ -25,11 +36,14 @@ class Device(Protocol):
     """What the engine asks of the device side; a Runner, or a stub in tests and simulations."""
 
     def dispatch(self, plan: StepPlan) -> Any:
-        """Starts a step. Where it raised, the same plan may come again."""
+        """Starts a step. Where it raised, the same plan may come again.
+
+        Raises StepFault where the plan can't be run and others can, or the pool was lost.
+        """
         ...
 
     def read(self, ticket: Any) -> StepResult:
-        """Waits for a step; tickets come in the order they were given."""
+        """Waits for a step; tickets come in the order they were given. Raises StepFault too."""
         ...
 
 
@@ -56,6 +70,10 @@ class LLMEngine:
         """A plan that dispatching failed for: the scheduler's books hold it as run."""
         self._in_flight: deque[tuple[StepPlan, Any]] = deque()
         self._live: dict[str, LiveRequest] = {}
+        self._changed: dict[str, LiveRequest] = {}
+        """Those with news that no step has returned."""
+        self._whole = Whole()
+        self._retried = Retried(self._whole)
         self.block_history: list[BlockMap] | None = None
         """A list to keep the pool's map in, one a step; None, at first, keeps nothing."""
         self._stepping = Stopwatch()
@@ -64,7 +82,9 @@ class LLMEngine:
     @property
     def has_unfinished(self) -> bool:
         """Whether any request is still to finish."""
-        return self._scheduler.has_unfinished or bool(self._live)
+        if self._live or self._changed:
+            return True
+        return not self._whole.is_broken and self._scheduler.has_unfinished
 
     @property
     def waiting_tokens(self) -> int:
@@ -88,6 +108,7 @@ class LLMEngine:
         Raises RequestError for a wrong prompt or setting, CapacityError for a prompt that can
         never fit, ConfigError for a feature that is not there yet. Nothing else is touched.
         """
+        self._settle()
         request = self._requests.build(
             request_id,
             prompt,
@@ -95,50 +116,80 @@ class LLMEngine:
             priority=priority,
             cache_salt=cache_salt,
         )
-        if request_id in self._live:  # also one that has ended and whose end is not told yet
+        if (
+            request_id in self._live or request_id in self._changed
+        ):  # also one that has ended and whose end is not told yet
             raise RequestError(
                 f"got request id {request_id!r} again, wanted one that is not running; step until "
                 "it has finished, or give another id"
             )
-        self._scheduler.add(request)
+        self._scheduler.check(request)
         text = prompt if isinstance(prompt, str) else None
         count = request.params.num_sequences if request.beam is None else request.beam.beam_width
-        completions = tuple(self._completion(request) for _ in range(count))
-        self._live[request_id] = LiveRequest(request, text, completions)
+        new_detokenizer = partial(self._requests.detokenizer, request)
+        completions = tuple(LiveCompletion(new_detokenizer) for _ in range(count))
+        live = LiveRequest(request, text, completions)
+        with self._whole:
+            self._scheduler.add(request)
+            self._live[request_id] = live
 
     def step(self, *, only_finished: bool = False) -> list[RequestOutput]:
         """Runs one step; returns a snapshot of every request that has news.
 
         `only_finished`: of those that have finished with it, which is all that some callers want.
         One that was interrupted, while a program was compiled or a result waited for, is taken up
-        where it was.
+        where it was; anywhere else, or after an error, everybody goes on from the tokens they
+        have. Who can't be run fails alone, with an error; an error that is nobody's is raised.
         """
         with self._stepping:
-            self._read_back(at_least_one=False)  # what an interrupted step left unread
-            plan = self._undispatched or self._scheduler.schedule()
-            if plan is not None:
-                self._undispatched = plan
-                if self.block_history is not None:
-                    self.block_history.append(self._scheduler.block_map())
-                self._in_flight.append((plan, self._device.dispatch(plan)))
-                self._undispatched = None
-            self._read_back(at_least_one=plan is None)
-            return self._publish(only_finished)
+            self._settle()
+            try:
+                self._advance()
+            except StepFault as fault:
+                self._fail(fault)
+            outputs = self._publish(only_finished)
+        self._changed = {}
+        return outputs
 
     def abort(self, request_id: str) -> bool:
         """Ends a request now; its last snapshot comes with the next step. False: unknown id."""
-        return self._scheduler.abort(request_id)
+        self._settle()
+        with self._whole:
+            return self._scheduler.abort(request_id)
+
+    def drop(self, request_ids: Iterable[str]) -> None:
+        """Forgets requests without a word. Runs nothing and waits for nothing; may be done again.
+
+        The others go on. With the last one the steps in flight are forgotten too.
+        """
+        was_broken, self._whole.is_broken = self._whole.is_broken, True
+        for request_id in request_ids:
+            self._changed.pop(request_id, None)
+            if self._live.pop(request_id, None) is not None and not was_broken:
+                self._scheduler.drop(request_id)
+        if not self._live and not was_broken:
+            was_broken = self._unsent is not None  # the books hold it as run
+            self._undispatched = None
+            self._in_flight.clear()
+            self._scheduler.drop_unread()
+            self._scheduler.news.clear()
+        self._whole.is_broken = was_broken
+        self._settle()
 
     def reset_prefix_cache(self) -> None:
         """Forgets every cached prompt: nothing computed so far is shared with what comes."""
-        self._scheduler.reset_prefix_cache()
+        self._settle()
+        with self._whole:
+            self._scheduler.reset_prefix_cache()
 
     def block_map(self) -> BlockMap:
         """Who owns which block of the pool now."""
+        self._settle()
         return self._scheduler.block_map()
 
     def stats(self, *, num_compilations: int = 0) -> EngineStats:
         """The counters so far."""
+        self._settle()
         scheduler, host = self._scheduler, self._scheduler.counters
         seconds = self._stepping.seconds
         return EngineStats(
@@ -162,39 +213,105 @@ class LLMEngine:
             device_wait_seconds=self._waiting.seconds,
         )
 
-    def _completion(self, request: Request) -> LiveCompletion:
-        return LiveCompletion(self._requests.detokenizer(request))
+    @property
+    def _unsent(self) -> StepPlan | None:
+        """The plan that is made and not in flight: dispatching it was interrupted."""
+        if self._in_flight and self._in_flight[-1][0] is self._undispatched:
+            return None
+        return self._undispatched
+
+    def _advance(self) -> None:
+        """Dispatches a step and reads back what is more than `depth` behind it."""
+        plan = self._undispatched = self._unsent
+        self._read_back(at_least_one=False)  # what an interrupted step left unread
+        if plan is None:
+            with self._whole:
+                plan = self._undispatched = self._scheduler.schedule()
+                if plan is not None and self.block_history is not None:
+                    self.block_history.append(self._scheduler.block_map())
+        if plan is not None:
+            with self._retried:
+                self._in_flight.append((plan, self._device.dispatch(plan)))
+            self._undispatched = None
+        self._read_back(at_least_one=plan is None)
 
     def _read_back(self, *, at_least_one: bool) -> None:
         """Reads steps until at most `depth` are in flight."""
         while self._in_flight and (at_least_one or len(self._in_flight) > self._depth):
             plan, ticket = self._in_flight[0]
-            with self._waiting:
+            with self._waiting, self._retried:
                 result = self._device.read(ticket)
-            self._in_flight.popleft()
-            self._scheduler.update(plan, result)
+            with self._whole:
+                self._in_flight.popleft()
+                self._scheduler.update(plan, result)
             at_least_one = False
 
     def _publish(self, only_finished: bool) -> list[RequestOutput]:
         """Turns the scheduler's news into snapshots; a stop string found here makes more news."""
+        with self._whole:
+            while self._scheduler.news:
+                for update, stop in self._take_news():
+                    if stop is None:
+                        self._scheduler.drop(update.request_id)
+                    else:
+                        self._scheduler.finish(update.seq_id, "stop", stop)
         now_s = time.monotonic()
-        changed: dict[str, LiveRequest] = {}
-        while updates := self._scheduler.take_updates():
-            for update in updates:
-                live = self._live.get(update.request_id)
-                if live is not None:
-                    changed[update.request_id] = live
-                    self._extend(live, update, now_s)
         outputs: list[RequestOutput] = []
-        for request_id, live in changed.items():
+        for request_id, live in self._changed.items():
             is_finished = live.is_finished
             if is_finished or not only_finished:
                 outputs.append(live.snapshot(now_s))
             if is_finished:
-                del self._live[request_id]
+                self._live.pop(request_id, None)
         return outputs
 
-    def _extend(self, live: LiveRequest, update: SequenceUpdate, now_s: float) -> None:
-        stop = live.extend(update, now_s)
-        if stop is not None and update.finish_reason is None:
-            self._scheduler.finish(update.seq_id, "stop", stop)
+    def _take_news(self) -> list[tuple[SequenceUpdate, str | None]]:
+        """Takes in all there is; returns what ended a text, with the stop string or None: failed.
+
+        News are there until they are taken in, and may be taken in again.
+        """
+        news = self._scheduler.news
+        ended: list[tuple[SequenceUpdate, str | None]] = []
+        while news:
+            try:
+                with making_text():
+                    self._extend_all(news, ended)
+            except RequestError as error:
+                self._live[news[0].request_id].error = str(error)
+                ended.append((news[0], None))
+                news.popleft()
+        return ended
+
+    def _extend_all(
+        self, news: deque[SequenceUpdate], ended: list[tuple[SequenceUpdate, str | None]]
+    ) -> None:
+        now_s, live_of, changed = time.monotonic(), self._live, self._changed
+        while news:
+            update = news[0]
+            live = live_of.get(update.request_id)
+            if live is not None:
+                changed[update.request_id] = live
+                stop = live.extend(update, now_s)
+                if stop is not None and update.finish_reason is None:
+                    ended.append((update, stop))
+            news.popleft()
+
+    def _fail(self, fault: StepFault) -> None:
+        """Ends the requests that a step can't be run for; the others begin anew."""
+        self._whole.is_broken = True
+        for request_id in self._scheduler.request_ids(fault.seq_ids):
+            live = self._live[request_id]
+            live.error = str(fault)
+            self._changed[request_id] = live
+        self._settle()
+
+    def _settle(self) -> None:
+        """Builds the books anew where what was done to them was broken off, whatever they say."""
+        if not self._whole.is_broken:
+            return
+        self._in_flight.clear()
+        self._undispatched = None
+        self._take_news()  # who is at an end by it needs no place in the books
+        going_on = [live.resumed() for live in self._live.values() if not live.is_finished]
+        self._scheduler.restart(going_on)
+        self._whole.is_broken = False

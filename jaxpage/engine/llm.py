@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import secrets
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,27 @@ from jaxpage.models.registry import build_model
 from jaxpage.outputs import EngineStats, RequestOutput
 from jaxpage.sampling_params import SamplingParams
 from jaxpage.tokenizer import ChatPrompt, as_tokenizer
+
+
+class Call:
+    """A generator that runs requests, and their ids."""
+
+    def __init__(self) -> None:
+        self.request_ids: list[str] = []
+        self._steps: weakref.ref[Generator[RequestOutput, None, None]] | None = None
+
+    def started(
+        self, steps: Generator[RequestOutput, None, None]
+    ) -> Generator[RequestOutput, None, None]:
+        """The generator, which this call is as long as."""
+        self._steps = weakref.ref(steps)
+        return steps
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the generator will never run again, so also where its clean-up was cut off."""
+        steps = None if self._steps is None else self._steps()
+        return steps is None or inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED
 
 
 class LLM:
@@ -79,6 +103,7 @@ class LLM:
         self.config = config
         self.tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
         self._next_id = 0
+        self._call: Call | None = None
         self._build(config, params, settings, report)
 
     def _build(
@@ -118,7 +143,7 @@ class LLM:
             costs=pressure_costs(config, params, block_size=cache.block_size),
         )
         self._requests = requests
-        self.engine = LLMEngine(self.runner, scheduler, requests)
+        self._engine = LLMEngine(self.runner, scheduler, requests)
         self.engine_config: EngineConfig = engine
         self.cache_config = cache
 
@@ -146,7 +171,9 @@ class LLM:
 
         Closing the generator aborts what is unfinished. `request_id` tells the order of input.
         """
-        yield from self._complete(as_prompts(prompts), sampling_params, raise_on_error)
+        call = Call()
+        items = partial(as_prompts, prompts)
+        return call.started(self._complete(call, items, sampling_params, raise_on_error))
 
     def stream(
         self, prompt: Prompt, sampling_params: Params | None = None
@@ -155,14 +182,8 @@ class LLM:
 
         Closing the generator aborts the request.
         """
-        self._check_idle()
-        request_id = self._take_id()
-        self.engine.add_request(request_id, prompt, sampling_params)
-        try:
-            self.expect_requests(1)
-            yield from self._steps()
-        finally:
-            self._abandon([request_id])
+        call = Call()
+        return call.started(self._stream(call, prompt, sampling_params))
 
     def chat(
         self,
@@ -179,11 +200,20 @@ class LLM:
                 prompts.append(self.chat_prompt(conversation))  # type: ignore[arg-type]  # told apart above
             except RequestError as error:
                 prompts.append(error)
-        return in_order(self._complete(prompts, sampling_params, raise_on_error))
+        call = Call()
+        steps = self._complete(call, lambda: prompts, sampling_params, raise_on_error)
+        return in_order(call.started(steps))
+
+    @property
+    def engine(self) -> LLMEngine:
+        """The engine under the calls, which belongs to nobody while no call runs."""
+        self._settle()
+        return self._engine
 
     def stats(self) -> EngineStats:
         """The engine's counters so far."""
-        return self.engine.stats(num_compilations=len(self.runner.programs))
+        self._settle()
+        return self._engine.stats(num_compilations=len(self.runner.programs))
 
     def update_params(self, params: dict[str, Any]) -> None:
         """New weights of the same shapes, without a recompile; refused while requests run.
@@ -191,8 +221,8 @@ class LLM:
         What the prefix cache holds was computed with the old ones, so it is dropped.
         """
         self._check_idle()
+        self._engine.reset_prefix_cache()  # first: with new weights, old prefixes are wrong
         self.runner.update_params(params)
-        self.engine.reset_prefix_cache()
 
     def score(self, prompt: Prompt, completion: Prompt) -> Score:
         """How likely the completion is after the prompt, token by token; nothing is generated.
@@ -209,16 +239,18 @@ class LLM:
 
     def block_map(self) -> BlockMap:
         """Who owns which block of the pool now; `engine.block_history` keeps it step by step."""
-        return self.engine.block_map()
+        self._settle()
+        return self._engine.block_map()
 
     def reset_prefix_cache(self) -> None:
         """Forgets every cached prompt; requests that run go on."""
-        self.engine.reset_prefix_cache()
+        self._settle()
+        self._engine.reset_prefix_cache()
 
     def expect_requests(self, num_requests: int) -> None:
         """Starts compiling what that many waiting requests will need first."""
         if num_requests:
-            tokens = self.engine.waiting_tokens
+            tokens = self._engine.waiting_tokens
             self.runner.expect(num_requests=num_requests, prompt_tokens=tokens)
 
     def close(self) -> None:
@@ -234,61 +266,82 @@ class LLM:
 
         return render_chat(messages, self.tokenizer)
 
+    def _settle(self) -> None:
+        """Forgets the requests of a call that was cut off so hard that it left them."""
+        call = self._call
+        if call is not None and call.is_over:
+            self._leave(call)
+
+    def _leave(self, call: Call) -> None:
+        """Leaves nothing of a call's requests; may be done again. What is finished is not touched.
+
+        Nothing is run or waited for, so whatever made the call end cannot stop this.
+        """
+        self._engine.drop(call.request_ids)
+        if self._call is call:
+            self._call = None
+
     def _check_idle(self) -> None:
         self.runner.check_open()
-        if self.engine.has_unfinished:
+        self._settle()
+        if self._engine.has_unfinished:
             raise ConfigError(
                 "got a new call while requests run, wanted an idle engine; finish or close the "
                 "last call, or use llm.engine.add_request and step"
             )
 
+    def _stream(
+        self, call: Call, prompt: Prompt, sampling_params: Params | None
+    ) -> Generator[RequestOutput, None, None]:
+        self._check_idle()
+        self._call = call
+        try:
+            call.request_ids.append(self._take_id())
+            self._engine.add_request(call.request_ids[0], prompt, sampling_params)
+            self.expect_requests(1)
+            yield from self._steps()
+        finally:
+            self._leave(call)
+
     def _complete(
         self,
-        prompts: Seq[Prompt | RequestError],
+        call: Call,
+        prompts: Callable[[], Seq[Prompt | RequestError]],
         sampling_params: Params | Seq[Params] | None,
         raise_on_error: bool,
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """Each request once it is finished or has failed; an error stands for a prompt of none."""
         self._check_idle()
-        params = as_params(sampling_params, len(prompts))
+        items = prompts()
+        params = as_params(sampling_params, len(items))
         for each in params:  # what is not there yet is refused before anything runs
             check_available(each)
-        waiting: list[str] = []
         failed: list[RequestOutput] = []
+        self._call = call
         try:
-            for prompt, each in zip(prompts, params, strict=True):
+            for prompt, each in zip(items, params, strict=True):
                 request_id = self._take_id()
                 try:
                     if isinstance(prompt, RequestError):
                         raise prompt
-                    self.engine.add_request(request_id, prompt, each)
-                    waiting.append(request_id)
+                    call.request_ids.append(request_id)
+                    self._engine.add_request(request_id, prompt, each)
                 except (RequestError, CapacityError) as error:
                     if raise_on_error:
                         raise
                     failed.append(RequestOutput.refused(request_id, prompt, str(error)))
             yield from failed
-            self.expect_requests(len(waiting))
+            self.expect_requests(len(items) - len(failed))
             for output in self._steps(only_finished=True):
                 if raise_on_error and output.error is not None:
                     raise RequestError(output.error)
                 yield output
         finally:
-            self._abandon(waiting)
+            self._leave(call)
 
     def _steps(self, *, only_finished: bool = False) -> Iterator[RequestOutput]:
-        while self.engine.has_unfinished:
-            yield from self.engine.step(only_finished=only_finished)
-
-    def _abandon(self, request_ids: list[str]) -> None:
-        """Leaves the engine idle, also where the caller stopped listening or something was raised.
-
-        What is finished is not touched by this.
-        """
-        for request_id in request_ids:
-            self.engine.abort(request_id)
-        while self.engine.has_unfinished:
-            self.engine.step(only_finished=True)
+        while self._engine.has_unfinished:
+            yield from self._engine.step(only_finished=only_finished)
 
     def _take_id(self) -> str:
         self._next_id += 1

@@ -30,24 +30,34 @@ class Programs:
 
     def __len__(self) -> int:
         """Programs compiled or being compiled."""
-        return len(self._compiled) + len(self._pending)
+        return len(self._compiled.keys() | self._pending.keys())
 
     def keys(self) -> tuple[Hashable, ...]:
-        """The programs that have been used."""
+        """The programs that are compiled."""
         return tuple(self._compiled)
 
     def expect(self, key: Hashable, name: str, lower: Lower) -> None:
         """Starts compiling a program that will be wanted soon."""
         if key not in self._compiled and key not in self._pending:
-            self._pending[key] = self._executor.submit(self._compile, name, lower)
+            self._submit(key, name, lower)
 
     def get(self, key: Hashable, name: str, lower: Lower) -> Compiled:
-        """The compiled program; waits for it when it isn't ready."""
-        program = self._compiled.get(key)
-        if program is None:
-            self.expect(key, name, lower)
-            program = self._compiled[key] = self._pending.pop(key).result()
-        return program
+        """The compiled program; waits for it when it isn't ready.
+
+        Raises what compiling it, or the report of that, raised. Where the wait is interrupted the
+        compilation goes on; one that failed is tried again by the next call.
+        """
+        future = self._pending.get(key)
+        if future is None or (future.done() and key not in self._compiled):
+            program = self._compiled.get(key)
+            if program is not None:
+                return program
+            future = self._submit(key, name, lower)
+        try:
+            return future.result()
+        finally:
+            if future.done():
+                self._pending.pop(key, None)
 
     def close(self) -> None:
         """Drops every program; waits for the ones being compiled."""
@@ -55,9 +65,13 @@ class Programs:
         self._pending.clear()
         self._compiled.clear()
 
-    def _compile(self, name: str, lower: Lower) -> Compiled:
+    def _submit(self, key: Hashable, name: str, lower: Lower) -> Future[Compiled]:
+        future = self._pending[key] = self._executor.submit(self._compile, key, name, lower)
+        return future
+
+    def _compile(self, key: Hashable, name: str, lower: Lower) -> Compiled:
         start = time.perf_counter()
-        program = lower().compile()
+        program = self._compiled[key] = lower().compile()
         if self._report is not None:
             self._report(name, time.perf_counter() - start)
         return program

@@ -6,9 +6,11 @@ device and feeds the next one, so a step can be dispatched before the last one i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +27,15 @@ from jaxpage.device.sampling import summarise
 from jaxpage.device.types import DrawInput, SamplingInput, StepShape, unpack
 from jaxpage.engine.batch import StepInputBuilder, draw_rows, prompt_targets, to_result
 from jaxpage.engine.block_moves import BlockMover
+from jaxpage.engine.faults import StepFault
 from jaxpage.engine.huge_pages import renew_zeros, use_huge_pages
 from jaxpage.engine.ladders import Ladders
 from jaxpage.engine.programs import Programs, Report, places_read, shape_tree
 from jaxpage.engine.sampling_batch import SamplingBuilder
-from jaxpage.errors import ConfigError
+from jaxpage.errors import ConfigError, JaxpageError
 from jaxpage.host.buckets import cut_to_rung
-from jaxpage.host.plan import StepPlan, StepResult
+from jaxpage.host.plan import PlannedRow, StepPlan, StepResult
+from jaxpage.reading import reason
 from jaxpage.sampling_params import MAX_LOGPROBS
 
 Leaves = list[Any]
@@ -51,10 +55,23 @@ class Ticket:
     """Ids and log-probabilities of the alternatives, where a draw asked for some."""
     scored: tuple[Array, Array, Array] | None
     """Prompt log-probabilities, where a row asked for them."""
+    latest: Array
+    """What this step drew, or the last one that drew: it feeds the next step."""
+
+
+class Pool(NamedTuple):
+    """The KV cache, and how far it has come: replaced as one, so that the two always agree."""
+
+    leaves: Leaves
+    moved: StepPlan | None = None
+    """The last plan whose block moves are done: they must not be done twice."""
 
 
 class Runner:
     """Runs plans on the device. One thread only; at most two steps in flight.
+
+    The pool is lost where something was raised between a program's taking it and its being kept:
+    the next `dispatch` finds out, makes a new one, and says so with a StepFault.
 
     Forward and draw take the leaves of what is a tree elsewhere: JAX walks every argument at every
     call, and a list sooner than a tree.
@@ -78,11 +95,19 @@ class Runner:
         self._model = model
         self._num_token_ids = num_token_ids
         self._max_draws = engine.max_num_seqs
-        pool = init_cache(config, num_blocks=cache.num_blocks, block_size=cache.block_size)
+        self._new_pool = partial(
+            init_cache, config, num_blocks=cache.num_blocks, block_size=cache.block_size
+        )
+        pool = self._new_pool()
         renew_zeros(pool)
-        self._cache, self._cache_tree = jax.tree.flatten(pool)
+        leaves, self._cache_tree = jax.tree.flatten(pool)
+        self._pool = Pool(leaves)
+        self._refused: StepPlan | None = None
+        """The plan that found the pool lost; any other is of books that know it."""
+        self._is_closed = False
         self._head = self._find_head(jax.ShapeDtypeStruct((1, config.hidden_size), config.dtype))
-        self._previous = jnp.zeros((3, self._max_draws), jnp.int32)
+        self._nothing_drawn = jnp.zeros((3, self._max_draws), jnp.int32)
+        self._last: Ticket | None = None
         self._attention = make_attention(
             engine.attention,
             scale=config.head_dim**-0.5,
@@ -91,44 +116,30 @@ class Runner:
         )
         self._inputs = StepInputBuilder(self.ladders, cache)
         self._mover = BlockMover(self.programs, pool, num_swap_blocks=cache.num_swap_blocks)
-        self._moved: StepPlan | None = None
-        """The last plan whose block moves are done: they must not be done twice."""
         self._sampling = SamplingBuilder(engine, config.vocab_size)
         self._summarise = native.summarise if engine.attention == "native" else summarise
 
     def dispatch(self, plan: StepPlan) -> Ticket:
         """Starts a step and returns without waiting for it.
 
-        Until it returns nothing has changed but the plan's own slots, which it would write again.
+        Until it returns nothing has changed but the plan's own slots, which it would write again;
+        a plan that was dispatched already has its ticket. Raises StepFault for requests that can't
+        be run, and where the pool was lost.
         """
         self.check_open()
-        vector, shape = self._inputs.build(plan)
-        program = self._forward_program(shape)
-        self._move_blocks(plan)
-        self._cache, draw_input, hidden = program(
-            self._weights, self._cache, jax.device_put(vector), self._previous
-        )
-        drawn = top = None
-        if draws := plan.draws:
-            num_draws = self.ladders.num_draws(shape, len(draws))
-            index = draw_rows(plan, shape, num_draws)
-            if index is not None:
-                program = self._spread_program(draw_input, num_draws)
-                draw_input = program(draw_input, jax.device_put(index))
-            sampling, num_top = self._sampling.build(draws, num_draws)
-            program = self._draw_program(draw_input, sampling, num_draws, num_top)
-            head = [self._weights[place] for place in self._head]
-            drawn, top = program(head, draw_input, sampling)
-        targets = prompt_targets(plan, shape)
-        scored = None if targets is None else self._score(hidden, targets)
-        if drawn is not None:
-            self._previous = drawn
-        return Ticket(plan, shape, drawn, top, scored)
+        if self._last is not None and self._last.plan is plan:
+            return self._last
+        if any(leaf.is_deleted() for leaf in self._pool.leaves):
+            self._renew_pool(plan)
+        with self._blaming(plan):
+            ticket = self._last = self._run(plan)
+        return ticket
 
     def read(self, ticket: Ticket) -> StepResult:
-        """Waits for a step and returns what it drew."""
-        arrays = jax.device_get((ticket.drawn, ticket.top, ticket.scored))
-        return to_result(ticket.plan, ticket.shape, *arrays)
+        """Waits for a step and returns what it drew; StepFault where its memory ran out."""
+        with self._blaming(ticket.plan):
+            arrays = jax.device_get((ticket.drawn, ticket.top, ticket.scored))
+            return to_result(ticket.plan, ticket.shape, *arrays)
 
     def expect(self, *, num_requests: int, prompt_tokens: int) -> None:
         """Starts compiling what a batch of requests will need first."""
@@ -150,26 +161,110 @@ class Runner:
 
     def check_open(self) -> None:
         """ConfigError after `close`."""
-        if self._cache[0].is_deleted():
+        if self._is_closed:
             raise ConfigError("got a call after close(), wanted an open LLM; build a new one")
 
     def close(self) -> None:
         """Frees the pool and the programs."""
+        self._is_closed = True
         self.programs.close()
-        for leaf in self._cache:
-            leaf.delete()
+        self._drop_pool()
 
     def _take(self, params: dict[str, Any]) -> None:
         self.params = jax.device_put(params)  # once, not with every step
         self._weights = jax.tree.leaves(self.params)
         use_huge_pages(self._weights)
 
+    def _run(self, plan: StepPlan) -> Ticket:
+        vector, shape = self._inputs.build(plan)
+        program = self._forward_program(shape)
+        self._move_blocks(plan)
+        previous = self._nothing_drawn if self._last is None else self._last.latest
+        leaves, draw_input, hidden = program(
+            self._weights, self._pool.leaves, jax.device_put(vector), previous
+        )
+        self._pool = Pool(leaves, self._pool.moved)
+        drawn = top = None
+        if draws := plan.draws:
+            num_draws = self.ladders.num_draws(shape, len(draws))
+            index = draw_rows(plan, shape, num_draws)
+            if index is not None:
+                program = self._spread_program(draw_input, num_draws)
+                draw_input = program(draw_input, jax.device_put(index))
+            sampling, num_top = self._sampling.build(draws, num_draws)
+            program = self._draw_program(draw_input, sampling, num_draws, num_top)
+            head = [self._weights[place] for place in self._head]
+            drawn, top = program(head, draw_input, sampling)
+        targets = prompt_targets(plan, shape)
+        scored = None if targets is None else self._score(hidden, targets)
+        return Ticket(plan, shape, drawn, top, scored, previous if drawn is None else drawn)
+
     def _move_blocks(self, plan: StepPlan) -> None:
-        if plan.moves and plan is not self._moved:
+        leaves, moved = self._pool
+        if plan.moves and plan is not moved:
             self._mover.prepare(plan.moves)
-            pool = self._mover.apply(self._cache_tree.unflatten(self._cache), plan.moves)
-            self._cache = jax.tree.leaves(pool)
-            self._moved = plan
+            cache = self._mover.apply(self._cache_tree.unflatten(leaves), plan.moves)
+            self._pool = Pool(jax.tree.leaves(cache), plan)
+
+    @contextmanager
+    def _blaming(self, plan: StepPlan) -> Iterator[None]:
+        """Turns what a plan's requests are to blame for into a StepFault that names them."""
+        try:
+            yield
+        except (jax.errors.JaxRuntimeError, MemoryError) as error:
+            self._drop_pool()  # what the device left unfinished can't be told from what it did
+            self._check_params(error)
+            if not _is_memory(error):
+                raise
+            raise StepFault(
+                f"got no memory for a step of this request ({reason(error)}), wanted room beside "
+                "the pool; lower num_blocks or max_num_batched_tokens",
+                [row.seq_id for row in plan.rows],
+            ) from error
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            self._check_params(error)
+            seq_ids = [row.seq_id for row in plan.rows if not self._can_build(row)]
+            if isinstance(error, JaxpageError) or not seq_ids:
+                raise
+            raise StepFault(
+                f"got settings that no step can hold ({reason(error)}), wanted values that the "
+                "device's integers and floats hold; change them",
+                seq_ids,
+            ) from error
+
+    def _check_params(self, error: Exception) -> None:
+        """ConfigError where it is the weights that are gone: donated by a trainer, or deleted."""
+        if any(leaf.is_deleted() for leaf in self._weights):
+            raise ConfigError(
+                "got params that have been donated or deleted since, wanted them to stay; call "
+                "update_params with those that are served now"
+            ) from error
+
+    def _can_build(self, row: PlannedRow) -> bool:
+        """Whether a row can be put into arrays, by itself."""
+        plan = StepPlan(0, (row._replace(source=None, token_ids=row.token_ids or (0,)),))
+        try:
+            self._inputs.build(plan)
+            if row.draws:
+                self._sampling.build(row.draws, len(row.draws))
+        except (ArithmeticError, LookupError, TypeError, ValueError):
+            return False
+        return True
+
+    def _renew_pool(self, plan: StepPlan) -> None:
+        """Makes a new pool for the first plan after the one that counts on the lost one."""
+        if self._refused is None or self._refused is plan:
+            self._refused = plan
+            raise StepFault("got a pool that an interrupted step has lost")
+        self._drop_pool()  # the two are never there at once
+        pool = self._new_pool()
+        renew_zeros(pool)
+        self._pool = Pool(jax.tree.leaves(pool))
+        self._refused = None
+
+    def _drop_pool(self) -> None:
+        for leaf in self._pool.leaves:
+            leaf.delete()
 
     def _score(self, hidden: Array, targets: np.ndarray) -> tuple[Array, Array, Array]:
         key = ("score", targets.size)
@@ -215,8 +310,8 @@ class Runner:
             return jax.tree.leaves(cache), draw_input, hidden
 
         vector = jax.ShapeDtypeStruct((shape.packed_size,), jnp.int32)
-        fixed = shape_tree((self._weights, self._cache))
-        previous = shape_tree(self._previous)
+        fixed = shape_tree((self._weights, self._pool.leaves))
+        previous = shape_tree(self._nothing_drawn)
         return jax.jit(forward, donate_argnums=1).lower(*fixed, vector, previous)
 
     def _find_head(self, hidden: jax.ShapeDtypeStruct) -> tuple[int, ...]:
@@ -270,3 +365,7 @@ def _name(shape: StepShape) -> str:
         return f"prefill of {tokens} beside decode of {shape.num_decode_rows}"
     kind = "decode" if shape.is_decode else "prefill"
     return f"{kind} of {shape.num_tokens}" + (" with shared blocks" if shape.num_groups else "")
+
+
+def _is_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)

@@ -5,10 +5,11 @@ Snapshots handed out are frozen; a later one only ever extends an earlier one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jaxpage.engine.detokenize import Detokenizer
-from jaxpage.host.plan import Request, SequenceUpdate
+from jaxpage.host.plan import Request, Resumed, SequenceUpdate
 from jaxpage.outputs import (
     CompletionOutput,
     FinishReason,
@@ -22,34 +23,60 @@ from jaxpage.outputs import (
 class LiveCompletion:
     """One completion being made."""
 
-    detokenizer: Detokenizer | None
-    """None: the request asked for no text."""
+    new_detokenizer: Callable[[], Detokenizer | None]
+    """Makes the detokenizer; None: the request asked for no text."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     cumulative_logprob: float = 0.0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     score: float | None = None
+    before: tuple[SequenceUpdate | None, int, float] = (None, 0, 0.0)
+    """The last update, and the tokens and their sum before it, so that it can be undone."""
+
+    def __post_init__(self) -> None:
+        self.detokenizer = self.new_detokenizer()
 
     def extend(self, update: SequenceUpdate, *, shows_end: bool) -> str | None:
-        """Takes an update in; returns the stop string that its text completes, if any."""
+        """Takes an update in; returns the stop string that its text completes, if any.
+
+        The same update may come again where it was broken off. After an end nothing is taken in.
+        """
+        if self.before[0] is update:
+            self._rewind()
+        elif self.finish_reason is not None:
+            return None
+        self.before = (update, len(self.token_ids), self.cumulative_logprob)
         self.token_ids += update.new_token_ids
         self.logprobs += update.logprobs
         self.cumulative_logprob += update.raw_logprob_sum
-        self.finish_reason = update.finish_reason
-        self.stop_reason = update.stop_reason
         self.score = update.score
-        if self.detokenizer is None:
-            return None
+        found = None if self.detokenizer is None else self._extend_text(update, shows_end)
+        if found is not None:
+            self.stop_reason, self.finish_reason = found, "stop"
+        elif update.finish_reason is not None:
+            self.stop_reason, self.finish_reason = update.stop_reason, update.finish_reason
+        return found
+
+    def _extend_text(self, update: SequenceUpdate, shows_end: bool) -> str | None:
+        assert self.detokenizer is not None
         shown = update.new_token_ids
         if update.finish_reason == "stop" and not shows_end:
             shown = shown[:-1]  # the end token has no text
         found = self.detokenizer.append(shown) if shown else None
-        if update.finish_reason is not None:
-            found = found or self.detokenizer.finish()
-            if found is not None:  # the last tokens also completed a stop string
-                self.finish_reason, self.stop_reason = "stop", found
+        if found is not None or update.finish_reason is not None:
+            found = self.detokenizer.finish()  # the last tokens may complete a stop string too
         return found
+
+    def _rewind(self) -> None:
+        """Undoes what the last update did, all of it or a part; before it there was no end."""
+        _, num_tokens, self.cumulative_logprob = self.before
+        del self.token_ids[num_tokens:]
+        del self.logprobs[num_tokens:]
+        self.finish_reason = self.stop_reason = None
+        self.detokenizer = self.new_detokenizer()
+        if self.detokenizer is not None:
+            self.detokenizer.append(self.token_ids)
 
     def snapshot(self, index: int, *, with_logprobs: bool) -> CompletionOutput:
         return CompletionOutput(
@@ -108,6 +135,15 @@ class LiveRequest:
             self.first_token_s = now_s
         shows_end = self.request.params.include_stop_str_in_output
         return self.completions[update.sample_index].extend(update, shows_end=shows_end)
+
+    def resumed(self) -> Resumed:
+        """What new books have to know of it."""
+        return Resumed(
+            request=self.request,
+            outputs=tuple(tuple(each.token_ids) for each in self.completions),
+            has_ended=tuple(each.finish_reason is not None for each in self.completions),
+            has_scores=self.prompt_logprobs is not None,
+        )
 
     def snapshot(self, now_s: float) -> RequestOutput:
         """The request so far; a failed one has an error and no outputs."""

@@ -53,7 +53,8 @@ class Draw:
     prompt_len: int
     """Tokens of the request's own prompt; the tokens after it are output."""
     stop_token_ids: tuple[int, ...]
-    """Every id that ends the sequence: what min_tokens forbids."""
+    """What min_tokens holds back: the model's end ids, also where ignore_eos lets the text go on
+    after them, and the request's own, as in vLLM."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     history: tuple[int, ...] = ()
     """Known tokens before the row's last one, prompt first; only when params.needs_history."""
@@ -180,3 +181,15 @@ class SequenceUpdate(NamedTuple):
     score: float | None = None
     """Beam search only: a finished hypothesis comes whole, in one update, `sample_index` its place
     in the order of scores."""
+
+
+class Resumed(NamedTuple):
+    """A request that goes on in new books: what has been told of it."""
+
+    request: Request
+    outputs: tuple[tuple[int, ...], ...]
+    """The tokens of each sequence; a beam search tells none, and begins anew."""
+    has_ended: tuple[bool, ...]
+    """Of each sequence."""
+    has_scores: bool
+    """Whether the log-probabilities of its prompt have been told."""

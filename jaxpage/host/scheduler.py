@@ -13,6 +13,8 @@ that `schedule` refuses.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 
 from jaxpage.config import CacheConfig, EngineConfig
@@ -22,7 +24,7 @@ from jaxpage.host.buckets import Ladder
 from jaxpage.host.counters import Counters
 from jaxpage.host.fork import continue_beams
 from jaxpage.host.limits import check_request, length_limit, outgrown
-from jaxpage.host.plan import Request, SequenceUpdate, StepPlan, StepResult
+from jaxpage.host.plan import Request, Resumed, SequenceUpdate, StepPlan, StepResult
 from jaxpage.host.planner import Planner
 from jaxpage.host.policy import PressureCosts
 from jaxpage.host.reports import (
@@ -31,7 +33,7 @@ from jaxpage.host.reports import (
     new_update,
     take_scores,
 )
-from jaxpage.host.sequence import Sequence, SequenceGroup, Status, new_group
+from jaxpage.host.sequence import Sequence, SequenceGroup, Status, new_group, resumed_group
 from jaxpage.host.stop import End, find_end, is_complete
 from jaxpage.outputs import FinishReason
 
@@ -52,29 +54,32 @@ class Scheduler:
         `costs`: what `preemption="auto"` weighs, of this model on this machine.
         """
         self.counters = Counters()
+        self.news: deque[SequenceUpdate] = deque()
+        """What there is to tell, oldest first; whoever has taken one in removes it."""
         self._config = config
         self._cache = cache
-        self._planner = Planner(
-            config,
-            cache,
-            prefill_ladder=prefill_ladder,
-            costs=costs or PressureCosts(),
-            counters=self.counters,
-        )
+        self._prefill_ladder = prefill_ladder
+        self._costs = costs or PressureCosts()
+        self._planner = self._new_planner()
         self._books = self._planner.books
         self._groups: dict[str, SequenceGroup] = {}
         self._sequences: dict[int, Sequence] = {}
         self._num_created = 0
-        self._updates: list[SequenceUpdate] = []
+        self._peaks = (0, 0)
+        """Blocks used and saved, of the books before these."""
 
-    def add(self, request: Request) -> None:
-        """Lines a request up. Raises RequestError or PromptCapacityError."""
+    def check(self, request: Request) -> None:
+        """Raises RequestError or PromptCapacityError for what `add` would refuse."""
         if request.request_id in self._groups:
             raise RequestError(
                 f"got request id {request.request_id!r} again, wanted one that is not running; "
                 "wait until it has finished, or give another id"
             )
         check_request(request, self._config, self._cache)
+
+    def add(self, request: Request) -> None:
+        """Lines a request up. Raises RequestError or PromptCapacityError."""
+        self.check(request)
         max_len = length_limit(request, self._config)
         group = new_group(request, self._num_created + 1, max_len)
         self._num_created += len(group.sequences)
@@ -90,7 +95,7 @@ class Scheduler:
         assert books.last_planned - books.last_read <= 1, "two plans are unread: read one"
         plan = self._planner.plan()
         for group in self._planner.take_outgrown():
-            self._updates.append(new_update(group.lead, error=str(outgrown(group, self._cache))))
+            self.news.append(new_update(group.lead, error=str(outgrown(group, self._cache))))
             self._forget(group)
         return plan
 
@@ -118,7 +123,8 @@ class Scheduler:
 
     def take_updates(self) -> tuple[SequenceUpdate, ...]:
         """All news since the last call, oldest first."""
-        updates, self._updates = tuple(self._updates), []
+        updates = tuple(self.news)
+        self.news.clear()
         return updates
 
     def finish(self, seq_id: int, reason: FinishReason, stop_reason: int | str | None) -> None:
@@ -134,6 +140,50 @@ class Scheduler:
             return False
         self._end_all(group, End("abort"))
         return True
+
+    def drop(self, request_id: str) -> None:
+        """Forgets a request without a word; an id that is not known is none."""
+        group = self._groups.get(request_id)
+        if group is not None:
+            self._forget(group)
+
+    def drop_unread(self) -> None:
+        """Takes the plans that are not read for read: nobody waits for what they drew.
+
+        What they write is written: the device runs them before any plan that comes.
+        """
+        for step_id in range(self._books.last_read + 1, self._books.last_planned + 1):
+            self._planner.step_read(step_id)
+
+    def restart(self, going_on: Iterable[Resumed]) -> None:
+        """Books as on the first day, and in line those that go on, with the tokens they have.
+
+        For when the old books can't be trusted, or the pool is lost: nothing that is in them is
+        asked for but who came when and what has been counted. It may be done again, also where it
+        was broken off. News stay.
+        """
+        planner = self._new_planner()
+        self._peaks = (self.peak_blocks_used, self.peak_blocks_saved)
+        planner.books.last_planned = planner.books.last_read = self._books.last_planned
+        groups: dict[str, SequenceGroup] = {}
+        for told in going_on:
+            known = self._groups[told.request.request_id]
+            group = resumed_group(known, told)
+            groups[told.request.request_id] = group
+            planner.books.waiting.push(group)
+        self._groups = groups
+        self._sequences = {
+            sequence.seq_id: sequence
+            for group in groups.values()
+            for sequence in group.sequences
+            if sequence.status is not Status.ENDED
+        }
+        self._planner, self._books = planner, planner.books
+
+    def request_ids(self, seq_ids: Iterable[int]) -> set[str]:
+        """The requests of these sequences, as far as they have not ended."""
+        sequences = filter(None, map(self._sequences.get, seq_ids))
+        return {sequence.group.request.request_id for sequence in sequences}
 
     def reset_prefix_cache(self) -> None:
         """Nothing computed before now is found by a prompt that comes later."""
@@ -173,12 +223,12 @@ class Scheduler:
 
     @property
     def peak_blocks_used(self) -> int:
-        return self._books.blocks.pool.peak_used
+        return max(self._peaks[0], self._books.blocks.pool.peak_used)
 
     @property
     def peak_blocks_saved(self) -> int:
         """Most blocks that sharing saved at one time: entries of all tables less blocks."""
-        return self._books.blocks.peak_blocks_saved
+        return max(self._peaks[1], self._books.blocks.peak_blocks_saved)
 
     def check_integrity(self) -> None:
         """Asserts that the books agree; for tests, after any operation."""
@@ -198,6 +248,15 @@ class Scheduler:
         for group in (*books.waiting, *books.running):
             assert self._groups.get(group.request.request_id) is group, "ended, and in a queue"
 
+    def _new_planner(self) -> Planner:
+        return Planner(
+            self._config,
+            self._cache,
+            prefill_ladder=self._prefill_ladder,
+            costs=self._costs,
+            counters=self.counters,
+        )
+
     def _take_token(self, sequence: Sequence, result: StepResult, draw_index: int) -> None:
         """Appends what was drawn, also where the sequence has given way since."""
         drawn = Drawn.of(sequence, result, draw_index)
@@ -205,7 +264,7 @@ class Scheduler:
         sequence.num_in_flight -= 1
         self.counters.generated_tokens += 1
         end = find_end(sequence)
-        self._updates.append(new_update(sequence, end=end, drawn=drawn))
+        self.news.append(new_update(sequence, end=end, drawn=drawn))
         if end is not None:
             self._retire(sequence)
 
@@ -221,17 +280,16 @@ class Scheduler:
         if group.beams.is_done:
             updates = hypothesis_updates(group)
             self.counters.generated_tokens += sum(len(news.new_token_ids) for news in updates)
-            self._updates += updates
+            self.news += updates
             self._forget(group)
 
     def _end(self, sequence: Sequence, end: End) -> None:
-        self._updates.append(new_update(sequence, end=end))
+        self.news.append(new_update(sequence, end=end))
         self._retire(sequence)
 
     def _end_all(self, group: SequenceGroup, end: End) -> None:
-        for sequence in tuple(group.sequences):
-            if sequence.status is not Status.ENDED:
-                self._updates.append(new_update(sequence, end=end))
+        live = [sequence for sequence in group.sequences if sequence.status is not Status.ENDED]
+        self.news += [new_update(sequence, end=end) for sequence in live]  # all, or none is told
         self._forget(group)
 
     def _retire(self, sequence: Sequence) -> None:

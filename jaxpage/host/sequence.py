@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from jaxpage.host.beam import BeamSearch, num_candidates
-from jaxpage.host.plan import Draw, Request
+from jaxpage.host.plan import Draw, Request, Resumed
 from jaxpage.outputs import TokenLogprob
 
 Candidates = tuple[tuple[int, float], ...]
@@ -175,7 +175,7 @@ def new_group(request: Request, first_seq_id: int, max_len: int) -> SequenceGrou
     group = SequenceGroup(request=request, arrival=first_seq_id, prompt_logprobs=scores)
     draw = _new_draw(request, first_seq_id)
     if beam is not None:
-        end_ids = frozenset(draw.stop_token_ids)
+        end_ids = _end_ids(request)
         draw = replace(draw, num_candidates=num_candidates(beam, end_ids))
         max_output = max_len - len(request.prompt_token_ids)
         group.beams = BeamSearch(beam, end_ids=end_ids, max_output=max_output)
@@ -196,6 +196,28 @@ def new_group(request: Request, first_seq_id: int, max_len: int) -> SequenceGrou
     return group
 
 
+def resumed_group(known: SequenceGroup, told: Resumed) -> SequenceGroup:
+    """The group with what has been told of it and nothing else, as if it had given way.
+
+    Of what `known` holds only what never changes and what has been counted is looked at.
+    """
+    group = new_group(known.request, known.arrival, known.sequences[0].max_len)
+    group.num_preemptions = known.num_preemptions
+    group.num_cached_tokens = known.num_cached_tokens
+    if told.has_scores:
+        group.prompt_logprobs = None
+    if group.beams is None:
+        for sequence, output, has_ended in zip(
+            group.sequences, told.outputs, told.has_ended, strict=True
+        ):
+            sequence.token_ids += output
+            if has_ended:
+                sequence.status = Status.ENDED
+        group.live = [s for s in group.sequences if s.status is not Status.ENDED]
+        group.is_one_row = not any(told.outputs)
+    return group
+
+
 def num_sequences(request: Request) -> int:
     """Rows that a request needs at once."""
     return request.params.num_sequences if request.beam is None else request.beam.beam_width
@@ -203,13 +225,19 @@ def num_sequences(request: Request) -> int:
 
 def _new_draw(request: Request, seq_id: int) -> Draw:
     params = request.params
-    eos_token_ids = frozenset() if params.ignore_eos else request.eos_token_ids
+    held_back = request.eos_token_ids.union(params.stop_token_ids)
     return Draw(
         seq_id=seq_id,
         sample_index=0,
         seed=request.seed,
         params=params,
         prompt_len=len(request.prompt_token_ids),
-        stop_token_ids=tuple(sorted(eos_token_ids.union(params.stop_token_ids))),
+        stop_token_ids=tuple(sorted(held_back)),
         bad_word_ids=request.bad_word_ids,
     )
+
+
+def _end_ids(request: Request) -> frozenset[int]:
+    """Every id that ends a sequence of it."""
+    eos_token_ids = frozenset() if request.params.ignore_eos else request.eos_token_ids
+    return eos_token_ids.union(request.params.stop_token_ids)

@@ -6,7 +6,7 @@ import pytest
 
 from jaxpage.host.sequence import new_group
 from jaxpage.host.stop import End, find_end
-from tests.host.fake import request
+from tests.host.fake import beam_request, request
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,7 @@ def test_min_tokens_forbids_every_id_that_ends_it() -> None:
     entry = request("a", [1], eos=[9, 3], stop_token_ids=(7, 3))
     assert new_group(entry, 1, max_len=9).lead.draw.stop_token_ids == (3, 7, 9)
     entry = request("a", [1], eos=[9, 3], stop_token_ids=(7, 3), ignore_eos=True)
-    assert new_group(entry, 1, max_len=9).lead.draw.stop_token_ids == (3, 7)
+    assert new_group(entry, 1, max_len=9).lead.draw.stop_token_ids == (3, 7, 9)  # as vLLM
+    beam = beam_request("a", [1], 2, eos=[9, 3], stop_token_ids=(7,), ignore_eos=True)
+    (first, *_) = new_group(beam, 1, max_len=9).sequences
+    assert first.draw.num_candidates == 2 * 2  # no id of the model's ends a beam: one does

@@ -1,0 +1,77 @@
+"""What an exception leaves behind: work cut off in the middle, and faults that are a request's own.
+
+An interrupt may fall between any two instructions, an error out of any call. So nothing here tries
+to undo: work that must be gone through as a whole is marked while it is done, and whoever finds a
+mark that was left builds anew what the work was about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from jaxpage.errors import RequestError
+from jaxpage.reading import reason
+
+
+class StepFault(Exception):
+    """A step that can't be run; what the pool held is lost.
+
+    `seq_ids`: whose requests fail for it, with this text; none where nobody is to blame.
+    """
+
+    def __init__(self, text: str, seq_ids: Iterable[int] = ()) -> None:
+        super().__init__(text)
+        self.seq_ids = tuple(seq_ids)
+
+
+class Whole:
+    """`with whole:` marks work while it is done; the mark stays where something was raised."""
+
+    __slots__ = ("is_broken",)
+
+    def __init__(self) -> None:
+        self.is_broken = False
+
+    def __enter__(self) -> None:
+        self.is_broken = True
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.is_broken = False
+
+
+class Retried:
+    """`with Retried(whole):` work that an interrupt may break off: it is done again from its start.
+
+    An error leaves the mark, as it may come again whenever this is tried.
+    """
+
+    __slots__ = ("_whole",)
+
+    def __init__(self, whole: Whole) -> None:
+        self._whole = whole
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, Exception):
+            self._whole.is_broken = True
+
+
+@contextmanager
+def making_text() -> Iterator[None]:
+    """Turns whatever a caller's tokenizer raises into a RequestError; interrupts pass.
+
+    Rust libraries panic with a BaseException.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise RequestError(
+            f"got {type(error).__name__} from the tokenizer ({reason(error)}), wanted text for the "
+            "ids that were drawn; mend the tokenizer or set detokenize=False"
+        ) from error
