@@ -105,6 +105,7 @@ def test_an_unknown_type_names_the_tensor(whole: Path, tmp_path: Path) -> None:
         read_gguf(tmp_path / "x.gguf")
 
 
+@pytest.mark.filterwarnings("ignore:.*isn't UTF-8:UserWarning")
 @given(data=st.data())
 def test_damaged_heads_are_read_or_refused(whole: Path, data: st.DataObject) -> None:
     content = bytearray(whole.read_bytes())
