@@ -104,7 +104,7 @@ JAXPAGE_INLINE void mask(float* scores, Keys seen) {
   const auto low = static_cast<int32_t>(seen.low), high = static_cast<int32_t>(seen.high);
   for (int i = 0; i < kChunk; i += kLanes) {
     const Ints key = lane + i;
-    store(scores + i, (key >= low) & (key < high) ? load(scores + i) : splat(kMasked));
+    store(scores + i, ((key >= low) & (key < high)) ? load(scores + i) : splat(kMasked));
   }
 }
 

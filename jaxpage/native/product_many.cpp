@@ -47,14 +47,20 @@ JAXPAGE_INLINE void multiply_tile(const Product& p, const float* columns, int64_
     for (int v = 0; v < kVecs; ++v) __builtin_prefetch(y + v * kLanes, 1, 3);  // to be written
   }
   Vec sums[kUsed][kVecs] = {};
-  for (int64_t i = 0; i < p.size; ++i) {
+  int64_t places[kUsed];  // of the rows: kept in registers, where one address alone moves
+  for (int c = 0; c < kUsed; ++c) {
+    places[c] = c * p.size;
+    if (c > 0) asm("" : "+r"(places[c]));
+  }
+  for (const float* end = columns + p.size * kWidth; columns < end; columns += kWidth, ++x) {
+    asm("" : "+r"(x));
     Vec w[kVecs];
     for (int v = 0; v < kVecs; ++v) {
-      w[v] = load(columns + i * kWidth + v * kLanes);
+      w[v] = load(columns + v * kLanes);
       hold(w[v]);
     }
     for (int c = 0; c < kUsed; ++c) {
-      Vec value = splat(x[c * p.size + i]);
+      Vec value = splat(x[places[c]]);
       hold(value);
       for (int v = 0; v < kVecs; ++v) sums[c][v] = multiply_add(w[v], value, sums[c][v]);
     }
