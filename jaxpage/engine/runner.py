@@ -276,7 +276,8 @@ class Runner:
         program = self.programs.get(
             key, f"prompt log-probabilities of {targets.size}", partial(self._lower_score, hidden)
         )
-        return program(self.params, hidden, jax.device_put(targets))
+        params = self._params_tree.unflatten(self._weights)  # what the step itself ran with
+        return program(params, hidden, jax.device_put(targets))
 
     def _forward_program(self, shape: StepShape) -> Any:
         return self.programs.get(shape, _name(shape), partial(self._lower_forward, shape))
