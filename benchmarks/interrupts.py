@@ -27,6 +27,7 @@ from tests.engine.injection import Attack, Bench, conditions, random_attack
 MOST_SECONDS = 30
 """Of one attack: what takes longer hangs."""
 CHECK_EVERY = 50
+TELL_EVERY = 1000
 
 
 class Hang(BaseException):
@@ -83,6 +84,8 @@ def main() -> int:
         for index, is_interrupt in enumerate(mine):
             attack = random_attack(bench, rng, is_interrupt=is_interrupt)
             tally.run(bench, attack, checks_size=index % CHECK_EVERY == 0)
+            if index % TELL_EVERY == TELL_EVERY - 1:
+                print(f"{options}: {index + 1} of {len(mine)}, {len(tally.faults)} faults")
         grown = _resident_bytes() - before
         print(f"{options}: {len(mine)} attacks, memory grew by {grown / 2**20:.0f} MiB")
     tally.print()

@@ -79,7 +79,7 @@ ROOMS = {
 LAZY_ONLY = ("torch", "cairosvg")
 """Imported inside a function, so that nobody needs it who does not read such files."""
 CATCHERS = ("jaxpage.reading", "jaxpage.engine.faults")
-"""The one place that catches everything: what strangers' files make libraries raise."""
+"""Who catches everything: what strangers' files, and callers' tokenizers, make libraries raise."""
 PICKLERS = ("_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve")
 """Never. Of `pickle` itself only the error that torch raises may be named."""
 ENVIRONMENT = ("XDG_CACHE_HOME",)

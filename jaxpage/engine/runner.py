@@ -30,6 +30,7 @@ from jaxpage.engine.block_moves import BlockMover
 from jaxpage.engine.faults import StepFault
 from jaxpage.engine.huge_pages import renew_zeros, use_huge_pages
 from jaxpage.engine.ladders import Ladders
+from jaxpage.engine.leaving import new_gate
 from jaxpage.engine.programs import Programs, Report, places_read, shape_tree
 from jaxpage.engine.sampling_batch import SamplingBuilder
 from jaxpage.errors import ConfigError, JaxpageError
@@ -39,6 +40,8 @@ from jaxpage.reading import reason
 from jaxpage.sampling_params import MAX_LOGPROBS
 
 Leaves = list[Any]
+_FROM_VALUES = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
+"""What NumPy and JAX raise for a value that they can't take."""
 PROMPT_SLICE_TOKENS = 64
 """Prompt tokens whose logits are held at once while log-probabilities are computed."""
 
@@ -105,6 +108,7 @@ class Runner:
         self._refused: StepPlan | None = None
         """The plan that found the pool lost; any other is of books that know it."""
         self._is_closed = False
+        self._gate = new_gate()
         self._head = self._find_head(jax.ShapeDtypeStruct((1, config.hidden_size), config.dtype))
         self._nothing_drawn = jnp.zeros((3, self._max_draws), jnp.int32)
         self._last: Ticket | None = None
@@ -131,13 +135,13 @@ class Runner:
             return self._last
         if any(leaf.is_deleted() for leaf in self._pool.leaves):
             self._renew_pool(plan)
-        with self._blaming(plan):
+        with self._gate, self._blaming(plan):
             ticket = self._last = self._run(plan)
         return ticket
 
     def read(self, ticket: Ticket) -> StepResult:
         """Waits for a step and returns what it drew; StepFault where its memory ran out."""
-        with self._blaming(ticket.plan):
+        with self._gate, self._blaming(ticket.plan):
             arrays = jax.device_get((ticket.drawn, ticket.top, ticket.scored))
             return to_result(ticket.plan, ticket.shape, *arrays)
 
@@ -221,7 +225,7 @@ class Runner:
                 "the pool; lower num_blocks or max_num_batched_tokens",
                 [row.seq_id for row in plan.rows],
             ) from error
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except _FROM_VALUES as error:
             self._check_params(error)
             seq_ids = [row.seq_id for row in plan.rows if not self._can_build(row)]
             if isinstance(error, JaxpageError) or not seq_ids:
@@ -247,7 +251,7 @@ class Runner:
             self._inputs.build(plan)
             if row.draws:
                 self._sampling.build(row.draws, len(row.draws))
-        except (ArithmeticError, LookupError, TypeError, ValueError):
+        except _FROM_VALUES:
             return False
         return True
 
@@ -257,7 +261,8 @@ class Runner:
             self._refused = plan
             raise StepFault("got a pool that an interrupted step has lost")
         self._drop_pool()  # the two are never there at once
-        pool = self._new_pool()
+        with jax.transfer_guard("allow"):
+            pool = self._new_pool()
         renew_zeros(pool)
         self._pool = Pool(jax.tree.leaves(pool))
         self._refused = None
@@ -271,7 +276,8 @@ class Runner:
         program = self.programs.get(
             key, f"prompt log-probabilities of {targets.size}", partial(self._lower_score, hidden)
         )
-        return program(self.params, hidden, jax.device_put(targets))
+        params = self._params_tree.unflatten(self._weights)  # what the step itself ran with
+        return program(params, hidden, jax.device_put(targets))
 
     def _forward_program(self, shape: StepShape) -> Any:
         return self.programs.get(shape, _name(shape), partial(self._lower_forward, shape))

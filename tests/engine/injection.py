@@ -88,6 +88,8 @@ class Injector:
         self._next = injection.at
 
     def __enter__(self) -> Injector:
+        if self._injection.by_instruction:  # Python 3.12 asks for it before tracing begins
+            sys._getframe().f_trace_opcodes = True
         if self._injection.again is not None:
             sys.setprofile(self._go_on)
         sys.settrace(self._enter_frame)
