@@ -78,7 +78,7 @@ ROOMS = {
 
 LAZY_ONLY = ("torch", "cairosvg")
 """Imported inside a function, so that nobody needs it who does not read such files."""
-CATCHERS = ("jaxpage.reading", "jaxpage.engine.faults")
+CATCHERS = ("jaxpage.reading",)
 """Who catches everything: what strangers' files, and callers' tokenizers, make libraries raise."""
 PICKLERS = ("_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve")
 """Never. Of `pickle` itself only the error that torch raises may be named."""

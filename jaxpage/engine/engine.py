@@ -20,7 +20,7 @@ from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Any, Protocol
 
-from jaxpage.engine.faults import Retried, StepFault, Whole, making_text
+from jaxpage.engine.faults import Retried, StepFault, Whole
 from jaxpage.engine.requests import RequestFactory
 from jaxpage.engine.stats import Stopwatch
 from jaxpage.engine.tracking import LiveCompletion, LiveRequest
@@ -29,7 +29,10 @@ from jaxpage.host.block_map import BlockMap
 from jaxpage.host.plan import SequenceUpdate, StepPlan, StepResult
 from jaxpage.host.scheduler import Scheduler
 from jaxpage.outputs import EngineStats, RequestOutput
+from jaxpage.reading import answering
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
+
+_MEND_TOKENIZER = "mend the tokenizer or set detokenize=False"
 
 
 class Device(Protocol):
@@ -274,7 +277,9 @@ class LLMEngine:
         ended: list[tuple[SequenceUpdate, str | None]] = []
         while news:
             try:
-                with making_text():
+                with answering(
+                    "a tokenizer that failed", wanted="text for the ids drawn", do=_MEND_TOKENIZER
+                ):
                     self._extend_all(news, ended)
             except RequestError as error:
                 self._live[news[0].request_id].error = str(error)

@@ -7,11 +7,7 @@ mark that was left builds anew what the work was about.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-
-from jaxpage.errors import RequestError
-from jaxpage.reading import reason
+from collections.abc import Iterable
 
 
 class StepFault(Exception):
@@ -58,20 +54,3 @@ class Retried:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, Exception):
             self._whole.is_broken = True
-
-
-@contextmanager
-def making_text() -> Iterator[None]:
-    """Turns whatever a caller's tokenizer raises into a RequestError; interrupts pass.
-
-    Rust libraries panic with a BaseException.
-    """
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:
-        raise RequestError(
-            f"got {type(error).__name__} from the tokenizer ({reason(error)}), wanted text for the "
-            "ids that were drawn; mend the tokenizer or set detokenize=False"
-        ) from error
