@@ -13,6 +13,7 @@ from pathlib import Path
 from convert.fields import read_json
 from convert.hf_config import write_generation_config
 from convert.model import StoredModel
+from jaxpage.chat_template import DefaultTemplate
 from jaxpage.errors import CheckpointError
 from jaxpage.tokenizer import Tokenizer, load_tokenizer, save_tokenizer, tokenizer_from_gguf
 
@@ -44,7 +45,7 @@ def write_text_files(model: StoredModel, destination: Path) -> list[str]:
     merged = json.dumps(kept | write_generation_config(model.config), indent=2)
     path.write_text(merged + "\n", encoding="utf-8")
     if any((destination / name).exists() for name in ("tokenizer.json", "tokenizer.model")):
-        return _fault_of_tokenizer(destination)
+        return _fault_of_tokenizer(destination) or _write_default_template(model, destination)
     return [f"{model.path} has no tokenizer; only token ids can be used"]
 
 
@@ -55,6 +56,17 @@ def _fault_of_tokenizer(directory: Path) -> list[str]:
     except CheckpointError as error:
         return [f"the tokenizer that was copied can't be used: {error}"]
     return []
+
+
+def _write_default_template(model: StoredModel, destination: Path) -> list[str]:
+    """Writes down the template that the source's name decides: the destination has another."""
+    if model.kind not in ("huggingface", "converted"):
+        return []
+    template = load_tokenizer(model.path).chat_template
+    if not isinstance(template, DefaultTemplate):
+        return []
+    (destination / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return [f"{model.path} has no chat template; {template.whose} was written, by its name"]
 
 
 def _foreign_tokenizer(model: StoredModel) -> Tokenizer | None:
