@@ -12,6 +12,7 @@ from pathlib import Path
 
 from convert.hf_config import write_generation_config
 from convert.model import StoredModel
+from jaxpage.chat_template import DefaultTemplate
 from jaxpage.errors import CheckpointError
 from jaxpage.reading import read_json
 from jaxpage.tokenizer import (
@@ -65,7 +66,7 @@ def write_text_files(model: StoredModel, destination: Path) -> list[str]:
     merged = json.dumps(kept | write_generation_config(model.config), indent=2)
     path.write_text(merged + "\n", encoding="utf-8")
     if place:
-        return _fault_of_tokenizer(destination)
+        return _fault_of_tokenizer(destination) or _write_default_template(place, destination)
     return [f"{model.path} has no tokenizer; only token ids can be used"]
 
 
@@ -100,3 +101,12 @@ def _fault_of_tokenizer(directory: Path) -> list[str]:
     except CheckpointError as error:
         return [f"the tokenizer that was copied can't be used: {error}"]
     return []
+
+
+def _write_default_template(source: Path, destination: Path) -> list[str]:
+    """Writes down the template that the source's name decides: the destination has another."""
+    template = load_tokenizer(source).chat_template
+    if not isinstance(template, DefaultTemplate):
+        return []
+    (destination / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return [f"{source} has no chat template; {template.whose} was written, by its name"]

@@ -221,7 +221,7 @@ def test_an_end_that_is_no_special_token_ends_nothing(tmp_path: Path) -> None:
      {"bos_token_id": 10**6}, {"eos_token_id": 10**6}],
     ids=str,
 )  # fmt: skip
-def test_special_ids_of_a_gguf_that_are_out_of_range_are_repaired(ids: dict[str, int]) -> None:
+def test_special_ids_of_a_gguf_that_are_out_of_range_are_repaired(ids: dict[str, Any]) -> None:
     keys = {f"tokenizer.ggml.{k}": v for k, v in sentencepiece_keys(**ids).items()}
     with pytest.warns(UserWarning, match=rf"{next(iter(ids))}=\d+ beside \d+ tokens"):
         tokenizer = tokenizer_from_gguf(keys)
@@ -230,8 +230,8 @@ def test_special_ids_of_a_gguf_that_are_out_of_range_are_repaired(ids: dict[str,
 
 
 def test_a_gguf_that_says_no_ids_has_those_of_its_kind() -> None:
-    names = ("bos_token_id", "eos_token_id", "unknown_token_id")
-    keys = sentencepiece_keys(**dict.fromkeys(names))
+    none: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "unknown_token_id"))
+    keys = sentencepiece_keys(**none)
     bare = tokenizer_from_gguf({f"tokenizer.ggml.{k}": v for k, v in keys.items()})
     assert (bare.bos_token_id, bare.eos_token_ids, bare.encode("")) == (1, (2,), [1])
 

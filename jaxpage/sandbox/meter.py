@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -25,7 +25,10 @@ MOST_BYTES = 512 << 20
 """Memory of all that it makes together."""
 MOST_STEPS = 5_000_000
 MOST_BITS = 1 << 14
-CONTAINERS = (list, tuple, dict, set, frozenset, KeysView, ValuesView, ItemsView)
+_VIEWS = ({}.keys(), {}.values(), {}.items())
+_LEAST = 16
+"""What any value weighs at least."""
+CONTAINERS = (list, tuple, dict, set, frozenset, *(type(view) for view in _VIEWS))
 
 
 class Meter:
@@ -64,16 +67,18 @@ class Meter:
         return total
 
     def _weight(self, value: Any) -> int:
+        if type(value) is int:
+            return _LEAST
         if isinstance(value, (str, bytes)):
-            return 8 + len(value)
+            return _LEAST + len(value)
         if isinstance(value, Namespace):  # it may come to hold itself many times
             refuse("uses a namespace as a value")
         if not isinstance(value, CONTAINERS):
-            return 8
+            return _LEAST
         known = self._weights.get(id(value))
         if known is not None:
             return known[1]
-        weight = 8
+        weight = _LEAST
         for each in value.items() if isinstance(value, dict) else value:
             weight += (
                 sum(map(self._weight, each)) if isinstance(value, dict) else self._weight(each)

@@ -15,11 +15,13 @@ from convert import disk
 from convert.model import open_model
 from convert.own_config import read_own_config
 from convert.run import convert
+from jaxpage.chat_template import LLAMA2_TEMPLATE, VICUNA_TEMPLATE, DefaultTemplate
 from jaxpage.config import DType
 from jaxpage.errors import CapacityError, CheckpointError
 from jaxpage.tokenizer import load_tokenizer
 from tests.formats import ModelFiles, variant, write_gguf, write_hf
 from tests.tiny import MODEL_DIR
+from tests.tokenizer_kinds import sentencepiece_model
 
 needs_tiny = pytest.mark.skipif(not MODEL_DIR.exists(), reason="the tiny model is not built")
 
@@ -213,3 +215,18 @@ def test_params_of_another_config_are_refused(source: Path, tmp_path: Path) -> N
     path.write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match=r"got tensor layers_1/"):
         open_model(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("vicuna-7b", VICUNA_TEMPLATE), ("a", LLAMA2_TEMPLATE)]
+)
+def test_a_template_that_a_name_decides_is_written_down(
+    tmp_path: Path, name: str, wanted: str
+) -> None:
+    model = replace(variant("gqa"), side_files={"tokenizer.model": sentencepiece_model()})
+    said = convert(write_hf(model, tmp_path / name), tmp_path / "out")
+    assert any("has no chat template" in message for message in said)
+    (tmp_path / "out").rename(tmp_path / "vicuna-of-another-name")
+    again = load_tokenizer(tmp_path / "vicuna-of-another-name")
+    assert again.chat_template == wanted
+    assert not isinstance(again.chat_template, DefaultTemplate)

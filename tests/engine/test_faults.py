@@ -246,7 +246,8 @@ def test_a_tokenizer_that_raises_fails_its_request_alone(
     engine.add("b", "hello", detokenize=False)
     monkeypatch.setattr(LetterStream, "push", fail(times, KeyError)(LetterStream.push))
     news = run(engine)
-    assert "got a tokenizer that failed (KeyError" in str(news["a"][-1].error) and news["a"][-1].finished
+    assert "got a tokenizer that failed (KeyError" in str(news["a"][-1].error)
+    assert news["a"][-1].finished
     assert len(news["b"][-1].outputs[0].token_ids) == 12
     assert engine.stats().blocks_free == engine.stats().blocks_total
 
