@@ -274,6 +274,22 @@ def test_a_tied_model_may_store_its_head_alone(write: Any, tmp_path: Path) -> No
     assert_same_model(load_weights(folder, "auto"), load_weights(wanted, "auto"))
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("shards", [1, 2])
+def test_metas_tied_models_may_store_their_head_alone(shards: int, tmp_path: Path) -> None:
+    import torch
+
+    model = variant("tied")
+    folder = write_meta(model, tmp_path / "meta", shards=shards, embeddings="rows")
+    for path in folder.glob("*.pth"):
+        state = torch.load(path)
+        del state["tok_embeddings.weight"]
+        torch.save(state, path)
+    config, params = load_weights(folder)
+    assert config.tie_word_embeddings
+    assert_same(params, hf_twin(model, tmp_path)[1])
+
+
 def test_an_index_is_believed(tmp_path: Path) -> None:
     """A second copy of one tensor, and one that the model doesn't have, in another shard."""
     model = variant("gqa")
