@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from convert.fields import Fields, short, words
+from convert.fields import MOST_SETTINGS_BYTES, Fields, short, words
 from jaxpage.config import DTYPES, MOST_LAYERS, DType, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
 from jaxpage.reading import read_json
@@ -63,10 +63,9 @@ _ROPE_KEYS = words(
 
 def read_hf_config(directory: Path) -> ModelConfig:
     """`config.json` and `generation_config.json` of a directory as a ModelConfig."""
-    path = directory / "config.json"
-    generation_path = directory / "generation_config.json"
-    generation = read_json(generation_path) if generation_path.exists() else {}
-    return parse_hf_config(read_json(path), generation, str(path))
+    path, generation = directory / "config.json", directory / "generation_config.json"
+    stops = read_json(generation, most=MOST_SETTINGS_BYTES) if generation.exists() else {}
+    return parse_hf_config(read_json(path, most=MOST_SETTINGS_BYTES), stops, str(path))
 
 
 def parse_hf_config(values: dict[str, Any], generation: dict[str, Any], source: str) -> ModelConfig:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from convert.fields import short
+from convert.fields import MOST_SETTINGS_BYTES, short
 from convert.model import StoredModel
 from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
@@ -40,7 +40,7 @@ def write_manifest(
 def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest, or nothing where there is none: no arithmetic depends on it."""
     path = directory / MANIFEST_NAME
-    return read_json(path) if path.exists() else {}
+    return read_json(path, most=MOST_SETTINGS_BYTES) if path.exists() else {}
 
 
 def noted_warnings(directory: Path) -> list[str]:

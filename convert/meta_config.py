@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from convert.fields import Fields, words
+from convert.fields import MOST_SETTINGS_BYTES, Fields, words
 from convert.hf_config import head_dim
 from convert.tensors import Tensor
 from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
@@ -33,7 +33,7 @@ _MOST_SIZE = 2**31
 def read_meta_params(directory: Path) -> Fields:
     """The settings of `params.json`; CheckpointError for a key that is not known."""
     path = directory / "params.json"
-    fields = Fields(read_json(path), str(path))
+    fields = Fields(read_json(path, most=MOST_SETTINGS_BYTES), str(path))
     fields.refuse_unknown(_USED | _HARMLESS)
     return fields
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from convert.fields import Fields, short
+from convert.fields import MOST_SETTINGS_BYTES, Fields, short
 from convert.hf_config import read_dtype
 from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
@@ -29,7 +29,7 @@ def write_own_config(config: ModelConfig) -> dict[str, Any]:
 def read_own_config(directory: Path) -> ModelConfig:
     """The inverse; CheckpointError for another version or a damaged file."""
     path = directory / "config.json"
-    values = read_json(path)
+    values = read_json(path, most=MOST_SETTINGS_BYTES)
     if values.get(MARK) != VERSION:
         raise CheckpointError(
             f"got {MARK}={short(values.get(MARK))} in {path}, wanted {VERSION}; "

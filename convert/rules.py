@@ -102,6 +102,7 @@ GGUF_RULES: tuple[Rule, ...] = (
     # Rotary stretching as a table; the config reader turns it back into its rule.
     Rule("rope_freqs.weight", None),
     Rule("blk.{i}.attn_rot_embd", None),
+    Rule("blk.{i}.attn_rot_embd.weight", None),
 )
 
 # Buffers that follow from the config, as old exports of every kind stored them.

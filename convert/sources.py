@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from convert.assemble import expand
+from convert.fields import MOST_SETTINGS_BYTES
 from convert.gguf_config import read_gguf_config
 from convert.gguf_io import is_gguf, read_gguf
 from convert.hf_config import read_hf_config
@@ -89,7 +90,7 @@ def _detect(path: Path) -> Kind:
             f"got the file {path} that is not GGUF, wanted {_WANTED}; give the directory"
         )
     if (path / "config.json").exists():
-        is_own = is_own_config(read_json(path / "config.json"))
+        is_own = is_own_config(read_json(path / "config.json", most=MOST_SETTINGS_BYTES))
         return "converted" if is_own else "huggingface"
     if (path / "params.json").exists():
         return "meta"

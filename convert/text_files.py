@@ -10,6 +10,7 @@ import json
 import shutil
 from pathlib import Path
 
+from convert.fields import MOST_SETTINGS_BYTES
 from convert.hf_config import write_generation_config
 from convert.model import StoredModel
 from jaxpage.chat_template import DefaultTemplate
@@ -62,7 +63,7 @@ def write_text_files(model: StoredModel, destination: Path) -> list[str]:
     else:
         _copy_files(place or model.path, destination)
     path = destination / _GENERATION_NAME
-    kept = read_json(path) if path.exists() else {}
+    kept = read_json(path, most=MOST_SETTINGS_BYTES) if path.exists() else {}
     merged = json.dumps(kept | write_generation_config(model.config), indent=2)
     path.write_text(merged + "\n", encoding="utf-8")
     if place:

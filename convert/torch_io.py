@@ -7,10 +7,12 @@ The only module that touches torch, and only when such a file is met. Files are 
 from __future__ import annotations
 
 import os
+import pickle
+import pickletools
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -37,6 +39,9 @@ _SPLIT_AXES = {
     "w3.weight": 0,
     "output.weight": 0,
 }
+_LONGEST_TEXT, _MOST_PICKLE_BYTES = 1000, 16 << 20
+# Its mark, its version, the machine it is from, the state, the names of what follows.
+_PICKLES_OF_OLD_FILES = 5
 _EMBEDDING = "tok_embeddings.weight"
 
 
@@ -94,9 +99,17 @@ def _load(path: Path) -> dict[str, Any]:
     with open_file(path, wanted=wanted) as file:
         # Files from before PyTorch 1.6 are no zip archives and cannot be mapped.
         is_mapped = zipfile.is_zipfile(file)
+        file.seek(0)
         if is_mapped:
             _check_archive(file, path)
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+        else:
+            for _ in range(_PICKLES_OF_OLD_FILES):
+                _check_pickle(file)
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+        except pickle.UnpicklingError as error:
+            # torch goes on to say how to load it without its safeguard.
+            raise ValueError("it holds more than tensors, or is damaged") from error
     if not isinstance(state, dict) or not all(torch.is_tensor(v) for v in state.values()):
         raise CheckpointError(
             f"got {path} that holds more than named tensors, wanted a model's state dict; "
@@ -110,12 +123,29 @@ def _check_archive(file: BinaryIO, path: Path) -> None:
     """CheckpointError for an archive of more than its file: torch packs nothing."""
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
-    most, unpacked = os.fstat(file.fileno()).st_size, sum(entry.file_size for entry in entries)
-    if unpacked > most or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
-        raise CheckpointError(
-            f"got {path} of {most} bytes that unpacks to {unpacked}, wanted one that torch.save "
-            "wrote, which packs nothing; save it again"
-        )
+        most = os.fstat(file.fileno()).st_size
+        unpacked = sum(entry.file_size for entry in entries)
+        if unpacked > most or any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise CheckpointError(
+                f"got {path} of {most} bytes that unpacks to {unpacked}, wanted one that "
+                "torch.save wrote, which packs nothing; save it again"
+            )
+        for entry in entries:
+            if entry.filename.endswith(".pkl"):
+                with archive.open(entry) as pickled:
+                    _check_pickle(pickled)
+
+
+def _check_pickle(stream: IO[bytes]) -> None:
+    """ValueError for a text that no model has: torch's errors quote it, and search that for long.
+
+    The time goes with the square of its length: 20 kB take ten seconds.
+    """
+    for _, argument, place in pickletools.genops(stream):
+        if isinstance(argument, str | bytes | bytearray) and len(argument) > _LONGEST_TEXT:
+            raise ValueError(f"its pickle holds a text of {len(argument)} characters")
+        if place is not None and place > _MOST_PICKLE_BYTES:
+            raise ValueError("its pickle is longer than any list of tensors")
 
 
 def _single(name: str, value: Any, path: Path) -> Tensor:

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -249,18 +248,14 @@ def killed(target: Path, after: int) -> int:
     return done.returncode
 
 
-@pytest.fixture
-def old(tmp_path: Path) -> Iterator[Path]:
-    write(tmp_path / "model", "old")
-    yield tmp_path / "model"
-
-
 @pytest.mark.parametrize("after", range(-1, 6))
-def test_a_killed_conversion_is_mended_by_the_next(after: int, old: Path) -> None:
+def test_a_killed_conversion_is_mended_by_the_next(after: int, tmp_path: Path) -> None:
     """Three renames take the old model away, two bring the new one: it is whole, or said not to be.
 
     The sixth is never made: the conversion ends well.
     """
+    old = tmp_path / "model"
+    write(old, "old")
     assert killed(old, after) == (9 if after < 5 else 0)
     is_new = after >= 5
     if (old / "config.json").exists():
