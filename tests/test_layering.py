@@ -35,7 +35,8 @@ ROOMS = {
     "jaxpage.reading": Room("jaxpage.errors"),
     "jaxpage.outputs": Room(""),
     "jaxpage.config": Room("jaxpage.errors"),
-    "jaxpage.sampling_params": Room("jaxpage.errors"),
+    "jaxpage.numbers": Room(""),
+    "jaxpage.sampling_params": Room("jaxpage.errors jaxpage.numbers"),
     "jaxpage.memory": Room("", "jax"),
     "jaxpage.later": Room("jaxpage.sampling_params jaxpage.errors"),
     "jaxpage.tokenizer": Room(TEXT, "sentencepiece tokenizers"),
@@ -58,7 +59,7 @@ ROOMS = {
     ),
     "jaxpage.engine": Room(
         "jaxpage.engine jaxpage.host jaxpage.device jaxpage.models jaxpage.native "
-        f"jaxpage.checkpoint jaxpage.later jaxpage.memory {HOST} {TEXT}",
+        f"jaxpage.checkpoint jaxpage.later jaxpage.memory jaxpage.numbers {HOST} {TEXT}",
         "jax numpy tqdm",
     ),
     "jaxpage.generate": Room(f"jaxpage.cli jaxpage.engine jaxpage.later {HOST} {TEXT}", "jax tqdm"),
