@@ -64,13 +64,13 @@ def paged_prefill_attention(
     """Causal attention [T, N, H] of each row's last tokens; 0 for padding."""
     num_tokens, num_heads = q.shape[:2]
     num_rows = context_lens.shape[0]
-    token = jnp.arange(num_tokens)
+    token = jnp.arange(num_tokens, dtype=jnp.int32)
     is_live = token < query_starts[-1]
     row = jnp.minimum(jnp.searchsorted(query_starts, token, side="right") - 1, num_rows - 1)
     position = context_lens[row] - query_starts[row + 1] + token
     k = _rows(k_pool, k_scales, block_tables)[row]  # [T, M * S, K, H]
     v = _rows(v_pool, v_scales, block_tables)[row]
-    slot = jnp.arange(k.shape[1])[None, :]
+    slot = jnp.arange(k.shape[1], dtype=jnp.int32)[None, :]
     seen = (slot <= position[:, None]) & is_live[:, None]
     if sliding_window is not None:
         seen &= slot > position[:, None] - sliding_window

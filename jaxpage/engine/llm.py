@@ -115,7 +115,7 @@ class LLM:
             engine,
             cache,
             prefill_ladder=self.runner.ladders.prefill_tokens,
-            costs=pressure_costs(config, params, block_size=cache.block_size),
+            costs=pressure_costs(config, self.runner.params, block_size=cache.block_size),
         )
         self._requests = requests
         self.engine = LLMEngine(self.runner, scheduler, requests)

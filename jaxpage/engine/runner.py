@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.stages import Lowered
 
 from jaxpage import native
@@ -32,7 +32,9 @@ from jaxpage.engine.sampling_batch import SamplingBuilder
 from jaxpage.errors import ConfigError
 from jaxpage.host.buckets import cut_to_rung
 from jaxpage.host.plan import StepPlan, StepResult
+from jaxpage.models.params import checked_params
 from jaxpage.sampling_params import MAX_LOGPROBS
+from jaxpage.terms import default_device, engine_terms
 
 Leaves = list[Any]
 PROMPT_SLICE_TOKENS = 64
@@ -48,7 +50,7 @@ class Ticket:
     drawn: Array | None
     """As `pack_draws` makes it; None: no row of the step drew a token."""
     top: tuple[Array, Array] | None
-    """Ids and log-probabilities of the alternatives, where a draw asked for some."""
+    """Ids and log-probabilities, as bits, of the alternatives, where a draw asked for some."""
     scored: tuple[Array, Array, Array] | None
     """Prompt log-probabilities, where a row asked for them."""
 
@@ -71,18 +73,25 @@ class Runner:
         num_token_ids: int,
         report: Report | None = None,
     ) -> None:
+        self._config = config
+        device = default_device()
+        self._put = partial(jax.device_put, device=device)
+        self._terms = partial(engine_terms, device)
         self._take(params)
         self._params_tree = jax.tree.structure(self.params)
-        self.programs = Programs(report=report)
+        self.programs = Programs(report=report, terms=self._terms)
         self.ladders = Ladders.of(engine, cache)
         self._model = model
         self._num_token_ids = num_token_ids
         self._max_draws = engine.max_num_seqs
-        pool = init_cache(config, num_blocks=cache.num_blocks, block_size=cache.block_size)
+        with self._terms():
+            pool = init_cache(config, num_blocks=cache.num_blocks, block_size=cache.block_size)
+            hidden = jax.ShapeDtypeStruct((1, config.hidden_size), config.dtype)
+            self._head = self._find_head(hidden)
+        pool = self._put(pool)
         renew_zeros(pool)
         self._cache, self._cache_tree = jax.tree.flatten(pool)
-        self._head = self._find_head(jax.ShapeDtypeStruct((1, config.hidden_size), config.dtype))
-        self._previous = jnp.zeros((3, self._max_draws), jnp.int32)
+        self._previous = self._put(np.zeros((3, self._max_draws), np.int32))
         self._attention = make_attention(
             engine.attention,
             scale=config.head_dim**-0.5,
@@ -90,10 +99,12 @@ class Runner:
             shares_prefixes=engine.shared_prefix_decode,
         )
         self._inputs = StepInputBuilder(self.ladders, cache)
-        self._mover = BlockMover(self.programs, pool, num_swap_blocks=cache.num_swap_blocks)
+        self._mover = BlockMover(
+            self.programs, pool, num_swap_blocks=cache.num_swap_blocks, put=self._put
+        )
         self._moved: StepPlan | None = None
         """The last plan whose block moves are done: they must not be done twice."""
-        self._sampling = SamplingBuilder(engine, config.vocab_size)
+        self._sampling = SamplingBuilder(engine, config.vocab_size, put=self._put)
         self._summarise = native.summarise if engine.attention == "native" else summarise
 
     def dispatch(self, plan: StepPlan) -> Ticket:
@@ -106,7 +117,7 @@ class Runner:
         program = self._forward_program(shape)
         self._move_blocks(plan)
         self._cache, draw_input, hidden = program(
-            self._weights, self._cache, jax.device_put(vector), self._previous
+            self._weights, self._cache, self._put(vector), self._previous
         )
         drawn = top = None
         if draws := plan.draws:
@@ -114,7 +125,7 @@ class Runner:
             index = draw_rows(plan, shape, num_draws)
             if index is not None:
                 program = self._spread_program(draw_input, num_draws)
-                draw_input = program(draw_input, jax.device_put(index))
+                draw_input = program(draw_input, self._put(index))
             sampling, num_top = self._sampling.build(draws, num_draws)
             program = self._draw_program(draw_input, sampling, num_draws, num_top)
             head = [self._weights[place] for place in self._head]
@@ -140,12 +151,10 @@ class Runner:
             self.programs.expect(shape, _name(shape), partial(self._lower_forward, shape))
 
     def update_params(self, params: dict[str, Any]) -> None:
-        """Swaps the weights; the programs stay. Raises ConfigError when a shape differs."""
-        if shape_tree(params) != shape_tree(self.params):
-            raise ConfigError(
-                "got parameters of another structure, shape or dtype, wanted the same as now; "
-                "build a new LLM for another model"
-            )
+        """Swaps the weights; the programs stay. Raises ConfigError that names a leaf which differs.
+
+        Where it raises, the old weights stay.
+        """
         self._take(params)
 
     def check_open(self) -> None:
@@ -160,7 +169,11 @@ class Runner:
             leaf.delete()
 
     def _take(self, params: dict[str, Any]) -> None:
-        self.params = jax.device_put(params)  # once, not with every step
+        """Weights on the engine's device: jax arrays as they are where they lie there already,
+        NumPy ones copied, since their owner may go on writing to them."""
+        with self._terms():
+            params = jax.tree.map(_own, checked_params(params, self._config))
+        self.params = self._put(params)  # once, not with every step
         self._weights = jax.tree.leaves(self.params)
         use_huge_pages(self._weights)
 
@@ -176,7 +189,7 @@ class Runner:
         program = self.programs.get(
             key, f"prompt log-probabilities of {targets.size}", partial(self._lower_score, hidden)
         )
-        return program(self.params, hidden, jax.device_put(targets))
+        return program(self.params, hidden, self._put(targets))
 
     def _forward_program(self, shape: StepShape) -> Any:
         return self.programs.get(shape, _name(shape), partial(self._lower_forward, shape))
@@ -242,7 +255,9 @@ class Runner:
                 num_token_ids=self._num_token_ids,
                 summarise=self._summarise,
             )
-            top = (output.top_ids, output.top_logprobs) if num_top else None
+            # as bits: -inf, what no alternative is left for, is no mistake for jax_debug_infs
+            bits = lax.bitcast_convert_type(output.top_logprobs, jnp.int32)
+            top = (output.top_ids, bits) if num_top else None
             return device_step.pack_draws(output, self._max_draws), top
 
         head = [self._weights[place] for place in self._head]
@@ -262,6 +277,11 @@ class Runner:
 
         targets = jax.ShapeDtypeStruct(hidden.shape[:1], jnp.int32)
         return jax.jit(run).lower(*shape_tree((self.params, hidden)), targets)
+
+
+def _own(leaf: Array | np.ndarray) -> Array | np.ndarray:
+    """JAX reads NumPy's memory later than it says, or for good."""
+    return leaf if isinstance(leaf, Array) else np.array(leaf)
 
 
 def _name(shape: StepShape) -> str:
