@@ -9,11 +9,13 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
+from pallas_kernels._compat import own_constants
 from pallas_kernels.write import KVPool, dequantize, quantize
 
 EXACT = lax.Precision.HIGHEST
 
 
+@own_constants()
 def paged_decode_attention(
     q: Array,
     k_pool: Array,
@@ -46,6 +48,7 @@ def paged_decode_attention(
     )
 
 
+@own_constants()
 def paged_prefill_attention(
     q: Array,
     k_pool: Array,
@@ -87,6 +90,7 @@ def paged_prefill_attention(
     return (out, lse) if return_lse else out
 
 
+@own_constants()
 def shared_prefix_decode_attention(
     q: Array,
     k_pool: Array,
@@ -120,6 +124,7 @@ def shared_prefix_decode_attention(
     )
 
 
+@own_constants()
 def write_kv(
     k_pool: Array,
     v_pool: Array,

@@ -106,7 +106,7 @@ def _first_largest(logits: Array) -> Array:
     blocks = _in_blocks(logits)
     block = jnp.argmax(blocks.max(-1), axis=-1).astype(jnp.int32)
     inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    return (block * BLOCK_IDS + jnp.argmax(inside, axis=-1)).astype(jnp.int32)
+    return block * BLOCK_IDS + jnp.argmax(inside, axis=-1).astype(jnp.int32)
 
 
 def _in_blocks(logits: Array) -> Array:

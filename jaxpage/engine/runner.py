@@ -107,6 +107,7 @@ class Runner:
         self._sampling = SamplingBuilder(engine, config.vocab_size, put=self._put)
         self._summarise = native.summarise if engine.attention == "native" else summarise
 
+    @jax.disable_jit(False)  # which forbids calls of what was compiled ahead of time
     def dispatch(self, plan: StepPlan) -> Ticket:
         """Starts a step and returns without waiting for it.
 
