@@ -120,7 +120,8 @@ def call(
         if not axes:
             return run(True)(*arrays)
         whole = jax.sharding.PartitionSpec()
-        return jax.sharding.auto_axes(run(True), axes=axes, out_sharding=whole)(*arrays)
+        hidden: Any = jax.sharding.auto_axes(run(True), axes=axes, out_sharding=whole)
+        return hidden(*arrays)
 
     if interpret is not None:
         return list(interpreted(*arrays) if interpret else run(False)(*arrays))
