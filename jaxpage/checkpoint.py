@@ -26,6 +26,7 @@ from convert.tree import nest
 from jaxpage.config import DTYPES, DType, ModelConfig
 from jaxpage.errors import CapacityError, ConfigError
 from jaxpage.memory import free_bytes
+from jaxpage.terms import default_device
 from jaxpage.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = ["DEFAULT_MODEL", "load", "load_weights"]
@@ -61,8 +62,12 @@ def load_weights(
     plans = plan_leaves(config, source.tensors, source.rules, str(path))
     _require_room(num_bytes((plan.shape for plan in plans), config.dtype), path, config)
 
+    device = default_device()  # asked here: threads have settings of JAX of their own
+
     def read(plan: LeafPlan) -> tuple[str, jax.Array]:
-        return plan.path, jax.device_put(read_leaf(plan, config, config.dtype))
+        leaf = read_leaf(plan, config, config.dtype)
+        with jax.default_device(device):
+            return plan.path, jax.device_put(leaf)
 
     # NumPy lets go of the interpreter while it copies, so the cores decode side by side.
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
@@ -92,5 +97,5 @@ def _require_room(need_bytes: int, path: Path, config: ModelConfig) -> None:
         raise CapacityError(
             f"got the model {path} in {config.dtype}, which needs {need_bytes / 2**30:.2f} GiB, "
             f"wanted at most the {have / 2**30:.2f} GiB of memory left for "
-            f"{jax.devices()[0].platform}; use a smaller dtype or model"
+            f"{default_device().platform}; use a smaller dtype or model"
         )

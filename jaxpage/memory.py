@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import jax
+from jaxpage.terms import default_device
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -13,7 +13,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def free_bytes() -> int | None:
     """What the default device can still take: its own limit less its use, or the host's memory."""
-    stats = jax.devices()[0].memory_stats()
+    stats = default_device().memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     return available_bytes()

@@ -1,18 +1,22 @@
 """Frozen, validated settings of one request. Names, defaults and meaning are vLLM's.
 
 Differences: `top_k=0` and `-1` both mean off; `stop` with `detokenize=False` is refused
-instead of ignored; a logit bias is taken as given, not clamped to [-100, 100].
+instead of ignored; a logit bias is taken as given, not clamped to [-100, 100], and so is a
+temperature between 0 and 0.01, which vLLM raises to 0.01 (under 1e-5 it is greedy); logprobs
+False is refused, not 0. As there: seed -1 is None, logprobs True is 1, temperatures may be over 2.
+
+Numbers and ids may be those of NumPy, jax or torch: scalars, and arrays where a list is wanted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any, Literal, cast
 
 from jaxpage.errors import RequestError
+from jaxpage.numbers import plain
 
 MAX_LOGPROBS = 20
 """Most alternatives a request may ask for beside each token, as in vLLM."""
@@ -25,6 +29,31 @@ _NUMBERS = (
     "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
 )  # fmt: skip
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
+
+
+class FrozenBias(Mapping[int, float]):
+    """A logit bias that nobody can change, so that settings with one hash and compare."""
+
+    __slots__ = ("_hash", "_pairs")
+
+    def __init__(self, pairs: Mapping[int, float]) -> None:
+        self._pairs = dict(pairs)
+        self._hash = hash(frozenset(self._pairs.items()))
+
+    def __getitem__(self, token_id: int) -> float:
+        return self._pairs[token_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._pairs)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return repr(self._pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +73,7 @@ class SamplingParams:
     """0 or -1: off."""
     min_p: float = 0.0
     seed: int | None = None
-    """None: a stream of its own, taken from the engine's seed."""
+    """None, or -1: a stream of its own, taken from the engine's seed."""
     max_tokens: int | None = 16
     """None: up to the model's limit. 0: only score the prompt."""
     min_tokens: int = 0
@@ -53,7 +82,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
-    """Alternatives beside each token; 0 gives the token's own log-probability alone."""
+    """Alternatives beside each token, True is 1; 0: the token's own log-probability alone."""
     prompt_logprobs: int | None = None
     logprobs_mode: Literal["raw", "processed"] = "raw"
     """raw: log_softmax of the model's logits; processed: of what the token was drawn from."""
@@ -81,8 +110,14 @@ class SamplingParams:
         if self.logit_bias is not None:
             put(self, "logit_bias", _bias(self.logit_bias))
         for name in (*_COUNTS, *_NUMBERS):
-            put(self, name, _plain(getattr(self, name)))
+            put(self, name, plain(getattr(self, name)))
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is True:
+                put(self, name, 1)
+        if self.seed == -1:
+            put(self, "seed", None)
         for name in _FLAGS:
+            put(self, name, plain(getattr(self, name)))
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, getattr(self, name), "True or False")
         self._check_counts()
@@ -157,7 +192,7 @@ class BeamSearchParams:
         put = object.__setattr__
         put(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
         for name in ("beam_width", "max_tokens", "length_penalty"):
-            put(self, name, _plain(getattr(self, name)))
+            put(self, name, plain(getattr(self, name)))
         _whole("beam_width", self.beam_width, 1)
         _whole("max_tokens", self.max_tokens, 1)
         _real("length_penalty", self.length_penalty, -math.inf, math.inf)
@@ -194,15 +229,6 @@ def _real(name: str, value: object, low: float, high: float) -> None:
         raise _wrong(name, value, "a finite number" + ("" if low == -math.inf else f" {span}"))
 
 
-def _plain(value: object) -> object:
-    """Python's own number for one of NumPy's, which callers compute settings with."""
-    if isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, Integral):
-        return int(value)
-    return float(value) if isinstance(value, Real) else value
-
-
 def _strings(name: str, value: str | Iterable[str] | None) -> tuple[str, ...]:
     if value is not None and not isinstance(value, Iterable):
         raise _wrong(name, value, "a string or a list of strings")
@@ -214,19 +240,20 @@ def _strings(name: str, value: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def _ids(name: str, value: Iterable[int] | None) -> tuple[int, ...]:
+    value = plain(value)
     if value is not None and not isinstance(value, Iterable):
         raise _wrong(name, value, "a list of token ids")
-    items = tuple(_plain(item) for item in (() if value is None else value))
+    items = tuple(plain(item) for item in (() if value is None else value))
     for item in items:
         _whole(name, item, 0)
     return cast("tuple[int, ...]", items)
 
 
-def _bias(value: Mapping[int, float]) -> dict[int, float]:
+def _bias(value: Mapping[int, float]) -> FrozenBias:
     if not isinstance(value, Mapping):
         raise _wrong("logit_bias", value, "a mapping of token id to a number")
-    plain = {_plain(token_id): _plain(bias) for token_id, bias in value.items()}
-    for token_id, bias in plain.items():
+    pairs = {plain(token_id): plain(bias) for token_id, bias in value.items()}
+    for token_id, bias in pairs.items():
         _whole("logit_bias id", token_id, 0)
         _real("logit_bias value", bias, -math.inf, math.inf)
-    return cast("dict[int, float]", plain)
+    return FrozenBias(pairs)

@@ -59,6 +59,14 @@ def lowering_for(target: Target, device_kind: str) -> Iterator[None]:
         _FOREIGN.reset(token)
 
 
+@contextmanager
+def own_constants() -> Iterator[None]:
+    """For what is called outside of any jit: there each constant of ours is a transfer, which
+    `jax_transfer_guard` may forbid, and an infinity that is meant trips `jax_debug_infs`."""
+    with jax.transfer_guard_host_to_device("allow"), jax.debug_infs(False):
+        yield
+
+
 @cache
 def _own_target() -> Target:
     device = jax.devices()[0]
@@ -106,6 +114,22 @@ def call(
             name=name,
         )
 
+    def interpreted(*arrays: Array) -> list[Array]:
+        """Its own arrays have none of a mesh's explicit axes, so those are hidden from it."""
+        axes = _explicit_axes()
+        if not axes:
+            return run(True)(*arrays)
+        whole = jax.sharding.PartitionSpec()
+        hidden: Any = jax.sharding.auto_axes(run(True), axes=axes, out_sharding=whole)
+        return hidden(*arrays)
+
     if interpret is not None:
-        return list(run(interpret)(*arrays))
-    return list(lax.platform_dependent(*arrays, cuda=run(False), default=run(True)))
+        return list(interpreted(*arrays) if interpret else run(False)(*arrays))
+    return list(lax.platform_dependent(*arrays, cuda=run(False), default=interpreted))
+
+
+def _explicit_axes() -> tuple[Any, ...]:
+    """The axes of the mesh around us whose shardings are part of an array's type."""
+    mesh = jax.sharding.get_abstract_mesh()
+    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, kind in pairs if kind == jax.sharding.AxisType.Explicit)

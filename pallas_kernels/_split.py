@@ -219,13 +219,13 @@ def _merge_parts(*refs: Any, num_partitions: int, head_dim: int) -> None:
     """
     parts, tops, totals, lengths, part, out, lse = refs
     head, row, num_heads = pl.program_id(0), pl.program_id(1), pl.num_programs(0)
-    columns = jnp.arange(power_of_two(head_dim))
+    columns = jnp.arange(power_of_two(head_dim), dtype=jnp.int32)
     is_column = columns < head_dim
     num_live = lax.div(lengths[row] + part[0] - 1, part[0])
 
     def add(turn: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         acc, top, total = state
-        index = turn * MERGED_AT_ONCE + jnp.arange(MERGED_AT_ONCE)
+        index = turn * MERGED_AT_ONCE + jnp.arange(MERGED_AT_ONCE, dtype=jnp.int32)
         live = index < num_live
         line = (row * num_partitions + index) * num_heads + head
         tops_ = load(tops.at[line], mask=live, other=NO_TOP)
@@ -242,8 +242,10 @@ def _merge_parts(*refs: Any, num_partitions: int, head_dim: int) -> None:
         return acc, new_top, total * fade + weights.sum(axis=0)
 
     acc = jnp.zeros(columns.shape, jnp.float32)
-    turns = lax.div(num_live + MERGED_AT_ONCE - 1, MERGED_AT_ONCE)
-    acc, top, total = lax.fori_loop(0, turns, add, (acc, jnp.float32(NO_TOP), jnp.float32(0)))
+    turns = lax.div(num_live + (MERGED_AT_ONCE - 1), jnp.int32(MERGED_AT_ONCE))
+    acc, top, total = lax.fori_loop(
+        jnp.int32(0), turns, add, (acc, jnp.float32(NO_TOP), jnp.float32(0))
+    )
     line = row * num_heads + head
     result = acc / jnp.where(total > 0, total, 1)
     store(out.at[jnp.full_like(columns, line), columns], result.astype(out.dtype), mask=is_column)

@@ -68,7 +68,7 @@ class Spec:
 
     @property
     def columns(self) -> Array:
-        return jnp.arange(self.width)[None, :]
+        return jnp.arange(self.width, dtype=jnp.int32)[None, :]
 
     def within(self, rows: Array) -> Array:
         """Mask [R, 1] or [R, width] of a tile's numbers, given that of its rows."""
@@ -130,7 +130,7 @@ def tile_rows(spec: Spec, tile: Array) -> tuple[Array, Array, Array, Array]:
                                  head   0  1  2  0  1  2      2   -
     """
     heads, per_head = spec.tile_heads, spec.tiles_per_head
-    row = jnp.arange(spec.query_rows)
+    row = jnp.arange(spec.query_rows, dtype=jnp.int32)
     kv_head = tile // per_head
     head = tile % per_head * heads + row % heads
     is_row = (head < spec.group) & (row < spec.query_rows // heads * heads)
@@ -155,7 +155,7 @@ def attend(
     """
 
     def add_tile(index: Array, state: Softmax) -> Softmax:
-        token = start + index * spec.block_k + jnp.arange(spec.block_k)
+        token = start + index * spec.block_k + jnp.arange(spec.block_k, dtype=jnp.int32)
         live = token < end
         pool_row = _pool_rows(pool, spec, table_row, kv_head, token, live)
         k, v = (_load_rows(ref, spec, pool_row, live, q.dtype) for ref in (pool.k, pool.v))
@@ -175,7 +175,7 @@ def attend(
         return Softmax(state.acc * fade[:, None] + added, top, total)
 
     num_tiles = lax.div(jnp.maximum(end - start, 0) + (spec.block_k - 1), jnp.int32(spec.block_k))
-    return lax.fori_loop(0, num_tiles, add_tile, Softmax.empty(q.shape[0], spec.width))
+    return lax.fori_loop(jnp.int32(0), num_tiles, add_tile, Softmax.empty(q.shape[0], spec.width))
 
 
 def power_of_two(number: int) -> int:

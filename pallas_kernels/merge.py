@@ -7,7 +7,10 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels._compat import own_constants
 
+
+@own_constants()
 def merge_partials(outs: Sequence[Array], lses: Sequence[Array]) -> tuple[Array, Array]:
     """(out [..., H], natural log-sum-exp [...]), float32, of attention over all tokens.
 

@@ -17,11 +17,12 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels import _arguments
 from pallas_kernels._arguments import Pool, Scoring
-from pallas_kernels._compat import call, load, store
+from pallas_kernels._compat import call, load, own_constants, store
 from pallas_kernels._tiles import NOWHERE, PoolRefs, Spec, attend, tile_rows
 from pallas_kernels.config import Tuning
 
 
+@own_constants()
 def paged_prefill_attention(
     q: Array,
     k_pool: Array,

@@ -9,11 +9,13 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
+from pallas_kernels._compat import own_constants
 from pallas_kernels.write import KVPool, dequantize, quantize
 
 EXACT = lax.Precision.HIGHEST
 
 
+@own_constants()
 def paged_decode_attention(
     q: Array,
     k_pool: Array,
@@ -46,6 +48,7 @@ def paged_decode_attention(
     )
 
 
+@own_constants()
 def paged_prefill_attention(
     q: Array,
     k_pool: Array,
@@ -64,13 +67,13 @@ def paged_prefill_attention(
     """Causal attention [T, N, H] of each row's last tokens; 0 for padding."""
     num_tokens, num_heads = q.shape[:2]
     num_rows = context_lens.shape[0]
-    token = jnp.arange(num_tokens)
+    token = jnp.arange(num_tokens, dtype=jnp.int32)
     is_live = token < query_starts[-1]
     row = jnp.minimum(jnp.searchsorted(query_starts, token, side="right") - 1, num_rows - 1)
     position = context_lens[row] - query_starts[row + 1] + token
     k = _rows(k_pool, k_scales, block_tables)[row]  # [T, M * S, K, H]
     v = _rows(v_pool, v_scales, block_tables)[row]
-    slot = jnp.arange(k.shape[1])[None, :]
+    slot = jnp.arange(k.shape[1], dtype=jnp.int32)[None, :]
     seen = (slot <= position[:, None]) & is_live[:, None]
     if sliding_window is not None:
         seen &= slot > position[:, None] - sliding_window
@@ -87,6 +90,7 @@ def paged_prefill_attention(
     return (out, lse) if return_lse else out
 
 
+@own_constants()
 def shared_prefix_decode_attention(
     q: Array,
     k_pool: Array,
@@ -120,6 +124,7 @@ def shared_prefix_decode_attention(
     )
 
 
+@own_constants()
 def write_kv(
     k_pool: Array,
     v_pool: Array,

@@ -17,12 +17,13 @@ from jax import Array
 
 from pallas_kernels import _arguments
 from pallas_kernels._arguments import Pool, Scoring
-from pallas_kernels._compat import local_target
+from pallas_kernels._compat import local_target, own_constants
 from pallas_kernels._split import Units, attend_units
 from pallas_kernels.config import Tuning, num_partitions
 from pallas_kernels.merge import merge_partials
 
 
+@own_constants()
 def shared_prefix_decode_attention(
     q: Array,
     k_pool: Array,

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels._compat import own_constants
+
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 """The largest number of each 8-bit type."""
 OUTSIDE = 2**31 - 1
@@ -26,6 +28,7 @@ class KVPool(NamedTuple):
     v_scales: Array | None = None
 
 
+@own_constants()
 def write_kv(
     k_pool: Array,
     v_pool: Array,
@@ -56,6 +59,7 @@ def write_kv(
     )
 
 
+@own_constants()
 def quantize(x: Array, dtype: jnp.dtype | str) -> tuple[Array, Array]:
     """(x in 8 bits [..., H], float32 scales [...]): one scale a head, x is their product.
 
@@ -72,6 +76,7 @@ def quantize(x: Array, dtype: jnp.dtype | str) -> tuple[Array, Array]:
     return jnp.clip(scaled, -LARGEST[name], LARGEST[name]).astype(dtype), scales
 
 
+@own_constants()
 def dequantize(values: Array, scales: Array, dtype: jnp.dtype | str = "float32") -> Array:
     """The numbers that `quantize` stored, as `dtype`."""
     return (values.astype(jnp.float32) * scales[..., None]).astype(dtype)

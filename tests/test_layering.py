@@ -35,31 +35,39 @@ ROOMS = {
     "jaxpage.reading": Room("jaxpage.errors"),
     "jaxpage.outputs": Room(""),
     "jaxpage.config": Room("jaxpage.errors"),
-    "jaxpage.sampling_params": Room("jaxpage.errors"),
-    "jaxpage.memory": Room("", "jax"),
+    "jaxpage.numbers": Room(""),
+    "jaxpage.sampling_params": Room("jaxpage.errors jaxpage.numbers"),
+    "jaxpage.terms": Room("", "jax numpy"),
+    "jaxpage.memory": Room("jaxpage.terms"),
     "jaxpage.later": Room("jaxpage.sampling_params jaxpage.errors"),
     "jaxpage.tokenizer": Room(TEXT, "sentencepiece tokenizers"),
     "jaxpage.tokenizers": Room(TEXT, "sentencepiece tokenizers"),
     "jaxpage.chat_template": Room("jaxpage.sandbox " + TEXT, "jinja2"),
     "jaxpage.sandbox": Room("jaxpage.sandbox jaxpage.errors", "jinja2"),
     "jaxpage.checkpoint": Room(
-        f"jaxpage.checkpoint jaxpage.models jaxpage.config jaxpage.memory {TEXT} convert",
+        f"jaxpage.checkpoint jaxpage.models jaxpage.config jaxpage.memory jaxpage.terms "
+        f"{TEXT} convert",
         "jax numpy ml_dtypes orbax huggingface_hub",
     ),
     "jaxpage.host": Room(f"jaxpage.host {HOST}"),
     "jaxpage.native": Room("jaxpage.native jaxpage.errors", "jax numpy"),
-    "jaxpage.device": Room("jaxpage.device jaxpage.config jaxpage.errors", "jax numpy jaxtyping"),
+    "jaxpage.device": Room(
+        "jaxpage.device jaxpage.config jaxpage.terms jaxpage.errors", "jax numpy jaxtyping"
+    ),
     "jaxpage.device.attention": Room(
-        "jaxpage.device jaxpage.native jaxpage.config jaxpage.errors", "jax numpy jaxtyping"
+        "jaxpage.device jaxpage.native jaxpage.config jaxpage.terms jaxpage.errors",
+        "jax numpy jaxtyping",
     ),
     "jaxpage.device.attention_native": Room("jaxpage.device jaxpage.native", "jax jaxtyping"),
     "jaxpage.device.attention_pallas": Room("jaxpage.device pallas_kernels", "jax jaxtyping"),
     "jaxpage.models": Room(
-        "jaxpage.models jaxpage.native jaxpage.config jaxpage.errors", "jax numpy flax jaxtyping"
+        "jaxpage.models jaxpage.native jaxpage.config jaxpage.terms jaxpage.errors",
+        "jax numpy flax jaxtyping",
     ),
     "jaxpage.engine": Room(
         "jaxpage.engine jaxpage.host jaxpage.device jaxpage.models jaxpage.native "
-        f"jaxpage.checkpoint jaxpage.later jaxpage.memory {HOST} {TEXT}",
+        f"jaxpage.checkpoint jaxpage.later jaxpage.memory jaxpage.terms jaxpage.numbers {HOST} "
+        f"{TEXT}",
         "jax numpy tqdm",
     ),
     "jaxpage.generate": Room(f"jaxpage.cli jaxpage.engine jaxpage.later {HOST} {TEXT}", "jax tqdm"),

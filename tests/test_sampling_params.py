@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from dataclasses import replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -23,7 +27,14 @@ from jaxpage import BeamSearchParams, RequestError, SamplingParams
         {"skip_special_tokens": 1},
         {"stop_token_ids": 5},
         {"stop": 5},
-        {"seed": np.int64(-1)},
+        {"seed": np.int64(-2)},
+        {"logprobs": False},
+        {"stop_token_ids": jnp.array([1.5])},
+        {"stop_token_ids": ["7"]},
+        {"n": jnp.array([3])},
+        {"allowed_token_ids": np.array([True])},
+        {"logit_bias": np.array([1.0])},
+        {"temperature": "0.5"},
         {"max_tokens": np.float32(1)},
         {"allowed_token_ids": np.array([], np.int32)},
     ],
@@ -84,3 +95,48 @@ def test_beams_take_numbers_of_numpy() -> None:
     }
     assert BeamSearchParams(**numbers) == given
     assert type(BeamSearchParams(**numbers).beam_width) is int
+
+
+@pytest.mark.parametrize("array", [np.array, jnp.array], ids=["numpy", "jax"])
+def test_scalars_and_arrays_of_any_library_are_numbers(array: Any) -> None:
+    given = SamplingParams(
+        n=array(2),
+        seed=array(3),
+        temperature=array(0.5),
+        stop_token_ids=[array(3), 4],
+        allowed_token_ids=array([7]),
+        logit_bias={7: array(1.5)},
+        ignore_eos=array(True),
+        logprobs=array(2),
+    )
+    assert given == SamplingParams(
+        n=2,
+        seed=3,
+        temperature=0.5,
+        stop_token_ids=(3, 4),
+        allowed_token_ids=(7,),
+        logit_bias={7: 1.5},
+        ignore_eos=True,
+        logprobs=2,
+    )
+    assert type(given.n) is int and type(given.temperature) is float and given.ignore_eos is True
+
+
+def test_what_vllm_takes_is_taken_as_there() -> None:
+    assert SamplingParams(seed=-1) == SamplingParams(seed=np.int64(-1)) == SamplingParams()
+    ones = SamplingParams(logprobs=True, prompt_logprobs=True)
+    assert (ones.logprobs, ones.prompt_logprobs) == (1, 1) and type(ones.logprobs) is int
+    assert SamplingParams(temperature=3.0).temperature == 3.0
+
+
+def test_settings_with_a_logit_bias_hash_and_stay_as_they_are() -> None:
+    pairs = {7: 1.5, 3: -2.0}
+    given, same = SamplingParams(logit_bias=pairs), SamplingParams(logit_bias={3: -2, 7: 1.5})
+    assert given == same and hash(given) == hash(same)
+    assert given != SamplingParams(logit_bias={7: 1.5}) and given.logit_bias == pairs
+    pairs[9] = 1.0
+    assert dict(given.logit_bias or {}) == {7: 1.5, 3: -2.0}
+    with pytest.raises(TypeError):
+        given.logit_bias[5] = 1.0  # type: ignore[index]
+    for again in (copy.deepcopy(given), pickle.loads(pickle.dumps(given)), replace(given, seed=1)):
+        assert again.logit_bias == given.logit_bias

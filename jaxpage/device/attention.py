@@ -27,6 +27,7 @@ from jaxpage.device.attention_xla import attend_xla
 from jaxpage.device.kv_cache import write_kv
 from jaxpage.device.types import Attention, LayerKV, StepInput
 from jaxpage.errors import ConfigError
+from jaxpage.terms import own_constants
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -60,6 +61,7 @@ def make_attention(
     attend = backends[name]
     sees = {"scale": scale, "sliding_window": sliding_window}
 
+    @own_constants()
     def attention(
         q: Array, k: Array, v: Array, layer_kv: LayerKV, step: StepInput
     ) -> tuple[Array, LayerKV]:
@@ -102,6 +104,7 @@ def split_mixed(step: StepInput) -> tuple[tuple[slice, StepInput], ...]:
     return cut(first, starts[: count + 1]), cut(rest, starts[count:] - count)
 
 
+@own_constants()
 def attend_reference(
     q: Float[Array, "T N H"],
     layer_kv: LayerKV,
@@ -114,18 +117,20 @@ def attend_reference(
     num_tokens, num_heads, head_dim = q.shape
     num_rows, width = step.block_tables.shape
     _, block_size, num_kv_heads, _ = layer_kv.k.shape
-    token = jnp.arange(num_tokens)
-    row_of = jnp.searchsorted(step.query_starts, token, side="right") - 1  # B for padding
+    token = jnp.arange(num_tokens, dtype=jnp.int32)
+    starts_before = jnp.searchsorted(step.query_starts, token, side="right").astype(jnp.int32)
+    row_of = starts_before - 1  # B for padding
     first_query = step.context_lens - jnp.diff(step.query_starts)
 
-    slot = jnp.arange(width * block_size)  # of a row's table, which is the position in the row
+    # of a row's table, which is the position in the row
+    slot = jnp.arange(width * block_size, dtype=jnp.int32)
     is_stored = slot[None] < step.context_lens[:, None]  # [B, slots]
     is_seen = slot[None] <= step.positions[:, None]  # [T, slots]
     if sliding_window is not None:
         is_stored &= slot[None] > first_query[:, None] - sliding_window
         is_seen &= slot[None] > step.positions[:, None] - sliding_window
     is_seen = is_seen[None] & is_stored[:, None]  # [B, T, slots]
-    is_seen &= (row_of[None] == jnp.arange(num_rows)[:, None])[..., None]
+    is_seen &= (row_of[None] == jnp.arange(num_rows, dtype=jnp.int32)[:, None])[..., None]
 
     def gather(pool: Array) -> Array:
         stored = pool[step.block_tables].reshape(num_rows, -1, num_kv_heads, head_dim)

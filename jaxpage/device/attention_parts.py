@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from jaxpage.device.types import LayerKV
+from jaxpage.device.varying import vary_alike
 
 MASKED = -1e30
 """A finite floor for masked scores: -inf minus -inf would be NaN."""
@@ -27,13 +28,14 @@ class Softmax(NamedTuple):
     acc: Array
 
     @classmethod
-    def empty(cls, *shape: int) -> Softmax:
-        """Of nothing, for an `acc` of this shape.
+    def empty(cls, *shape: int, like: Array) -> Softmax:
+        """Of nothing, for an `acc` of this shape, that varies over the mesh axes of `like`.
 
         Its top lies so far above MASKED that masked keys weigh nothing before any seen one.
         """
         zeros = jnp.zeros(shape, jnp.float32)
-        return cls(jnp.full(shape[:-1], MASKED / 2, jnp.float32), zeros[..., 0], zeros)
+        tops = jnp.full(shape[:-1], MASKED / 2, jnp.float32)
+        return vary_alike(cls(tops, zeros[..., 0], zeros), like)
 
     def at(self, row: Array) -> Softmax:
         """That of one row."""

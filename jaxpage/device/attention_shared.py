@@ -59,7 +59,7 @@ def attend_prefixes(
     tiles = _cut(step.group_rows, step.prefix_lens, num_rows, tile)
 
     def add_tile(index: Array, state: Softmax) -> Softmax:
-        group = jnp.searchsorted(tiles.ends, index, side="right")
+        group = jnp.searchsorted(tiles.ends, index, side="right").astype(jnp.int32)
         skipped = (index - tiles.ends[group] + tiles.counts[group]) * tile
         rows = lax.dynamic_slice(tiles.rows, (group, skipped), (1, tile))[0]
         position = step.context_lens.at[rows].get(mode="fill", fill_value=2**30) - 1
@@ -75,8 +75,8 @@ def attend_prefixes(
             state.acc.at[rows].set(acc, mode="drop"),
         )
 
-    none = Softmax.empty(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    shared = lax.fori_loop(0, tiles.ends[-1], add_tile, none)
+    none = Softmax.empty(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim, like=q)
+    shared = lax.fori_loop(jnp.int32(0), tiles.ends[-1], add_tile, none)
     lens = jnp.broadcast_to(step.prefix_lens[:, None], step.group_rows.shape)
     begin = jnp.zeros(num_rows, jnp.int32).at[step.group_rows].set(lens, mode="drop")
     return begin, shared
@@ -86,7 +86,7 @@ def _cut(group_rows: Array, prefix_lens: Array, num_rows: int, tile: int) -> _Ti
     padded = jnp.pad(group_rows, ((0, 0), (0, tile)), constant_values=num_rows)
     counts = (group_rows < num_rows).sum(1, dtype=jnp.int32)
     counts = jnp.where(prefix_lens > 0, (counts + tile - 1) // tile, 0)
-    return _Tiles(padded, counts, jnp.cumsum(counts))
+    return _Tiles(padded, counts, jnp.cumsum(counts, dtype=jnp.int32))
 
 
 def _attend_tile(
@@ -97,12 +97,12 @@ def _attend_tile(
 
     def add_chunk(chunk: Array, part: Softmax) -> Softmax:
         ids = lax.dynamic_slice(table, (chunk * blocks,), (blocks,))
-        key = chunk * size + jnp.arange(size)
+        key = chunk * size + jnp.arange(size, dtype=jnp.int32)
         live = (key < end) & (key >= starts.min())
         k, v = heads_first(*gather(layer_kv, ids, live), 1)  # [K, size, H]
         seen = live[None] & (key[None] >= starts[:, None])
         scores = jnp.einsum("kgth,ksh->kgts", queries, k, precision=EXACT)
         return part.add(scores, seen[None, None], "kgts,ksh->kgth", v)
 
-    part = Softmax.empty(*queries.shape)
+    part = Softmax.empty(*queries.shape, like=queries)
     return lax.fori_loop(starts.min() // size, (end + size - 1) // size, add_chunk, part)

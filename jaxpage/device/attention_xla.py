@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from jaxpage.device.attention_parts import (
@@ -23,6 +24,7 @@ from jaxpage.device.attention_parts import (
 )
 from jaxpage.device.attention_shared import attend_prefixes
 from jaxpage.device.types import LayerKV, StepInput
+from jaxpage.device.varying import vary_alike
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -35,6 +37,8 @@ TILE_CHUNK_TOKENS = 64
 TILE_TOKENS = 64
 """Queries of a prefill tile; a row's last tile is padded to it."""
 MOST_MERGED_HEADS = 4
+FIRST = np.int32(0)
+"""An index of the type of all others, also where jax_enable_x64 makes a plain 0 a wider one."""
 ENOUGH_QUERIES = 8
 """From how many queries on a product of one chunk's keys is worth its overhead on a CPU."""
 
@@ -48,6 +52,7 @@ def attend_xla(
     sliding_window: int | None = None,
 ) -> Float[Array, "T N H"]:
     """What `attend_reference` computes, for decode (T == B) or packed rows of any length."""
+    q, layer_kv, step = vary_alike((q, layer_kv, step))
     scaled = q.astype(jnp.float32) * scale
     if q.shape[0] != step.block_tables.shape[0]:
         out = _attend_tiles(scaled, layer_kv, step, sliding_window)
@@ -88,20 +93,20 @@ def decode_by_row(
 
         def add_chunk(chunk: Array, state: Softmax) -> Softmax:
             ids = lax.dynamic_slice(tables, (row, chunk * blocks), (1, blocks))[0]
-            key = chunk * size + jnp.arange(size)
+            key = chunk * size + jnp.arange(size, dtype=jnp.int32)
             live = (key < end) & (key >= start)
             k, v = heads_first(*gather(layer_kv, ids, live), merged)
             scores = jnp.einsum("mnx,msx->mns", queries[row], k, precision=EXACT)
             return state.add(scores, live[None, None], "mns,msx->mnx", v)
 
         last = (end + size - 1) // size
-        state = Softmax.empty(*queries.shape[1:]) if shared is None else shared.at(row)
+        state = Softmax.empty(*queries.shape[1:], like=q) if shared is None else shared.at(row)
         state = lax.fori_loop(start // size, last, add_chunk, state)
         return out.at[row].set(state.result())
 
     is_live = step.context_lens > 0
-    num_live = jnp.max(jnp.where(is_live, jnp.arange(1, num_rows + 1), 0))
-    out = lax.fori_loop(0, num_live, add_row, jnp.zeros_like(queries))
+    num_live = jnp.max(jnp.where(is_live, jnp.arange(1, num_rows + 1, dtype=jnp.int32), 0))
+    out = lax.fori_loop(jnp.int32(0), num_live, add_row, vary_alike(jnp.zeros_like(queries), q))
     return _split_result(out, merged, head_dim)
 
 
@@ -121,8 +126,8 @@ def decode_batch(
     queries = q.reshape(num_rows, num_kv_heads, -1, head_dim)
 
     def add_chunk(chunk: Array, state: Softmax) -> Softmax:
-        ids = lax.dynamic_slice(tables, (0, chunk * blocks), (num_rows, blocks))
-        key = chunk * size + jnp.arange(size)
+        ids = lax.dynamic_slice_in_dim(tables, chunk * blocks, blocks, axis=1)
+        key = chunk * size + jnp.arange(size, dtype=jnp.int32)
         live = (key[None] < ends[:, None]) & (key[None] >= starts[:, None])
         k, v = gather(layer_kv, ids, live)  # [B, size, K, H]
         scores = jnp.einsum("bkgh,bskh->bkgs", queries, k, precision=EXACT)
@@ -130,7 +135,7 @@ def decode_batch(
 
     first = jnp.min(jnp.where(ends > 0, starts, width * block_size)) // size
     last = (jnp.max(ends) + size - 1) // size
-    state = lax.fori_loop(first, last, add_chunk, shared or Softmax.empty(*queries.shape))
+    state = lax.fori_loop(first, last, add_chunk, shared or Softmax.empty(*queries.shape, like=q))
     return state.result().reshape(q.shape)
 
 
@@ -146,24 +151,24 @@ def _attend_tiles(
     tables = whole_chunks(step.block_tables, blocks)
     num_queries = jnp.diff(step.query_starts)
     tiles = (num_queries + tile - 1) // tile
-    tile_ends = jnp.cumsum(tiles)
+    tile_ends = jnp.cumsum(tiles, dtype=jnp.int32)
     padded = jnp.pad(q, ((0, tile), (0, 0), (0, 0)))
 
     def add_tile(index: Array, out: Array) -> Array:
-        row = jnp.searchsorted(tile_ends, index, side="right")
+        row = jnp.searchsorted(tile_ends, index, side="right").astype(jnp.int32)
         skipped = (index - tile_ends[row] + tiles[row]) * tile
         begin = step.query_starts[row] + skipped
         count = jnp.minimum(num_queries[row] - skipped, tile)
         first_query = step.context_lens[row] - num_queries[row] + skipped
         end = first_query + count
         start = first_seen(first_query, sliding_window)
-        position = first_query + jnp.arange(tile)  # of the queries
-        queries = lax.dynamic_slice(padded, (begin, 0, 0), (tile, num_heads, head_dim))
+        position = first_query + jnp.arange(tile, dtype=jnp.int32)  # of the queries
+        queries = lax.dynamic_slice(padded, (begin, FIRST, FIRST), (tile, num_heads, head_dim))
         queries = queries.reshape(tile, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
 
         def add_chunk(chunk: Array, state: Softmax) -> Softmax:
             ids = lax.dynamic_slice(tables, (row, chunk * blocks), (1, blocks))[0]
-            key = chunk * size + jnp.arange(size)
+            key = chunk * size + jnp.arange(size, dtype=jnp.int32)
             live = (key < end) & (key >= start)
             k, v = heads_first(*gather(layer_kv, ids, live), 1)  # [K, size, H]
             seen = (key[None] <= position[:, None]) & live[None]
@@ -173,13 +178,15 @@ def _attend_tiles(
             return state.add(scores, seen[None, None], "kgts,ksh->kgth", v)
 
         last = (end + size - 1) // size
-        state = lax.fori_loop(start // size, last, add_chunk, Softmax.empty(*queries.shape))
+        state = lax.fori_loop(start // size, last, add_chunk, Softmax.empty(*queries.shape, like=q))
         result = state.result().transpose(2, 0, 1, 3).reshape(tile, num_heads, head_dim)
-        result = jnp.where((jnp.arange(tile) < count)[:, None, None], result, 0)
-        return lax.dynamic_update_slice(out, result, (begin, 0, 0))
+        result = jnp.where((jnp.arange(tile, dtype=jnp.int32) < count)[:, None, None], result, 0)
+        return lax.dynamic_update_slice(out, result, (begin, FIRST, FIRST))
 
     # A tile's tail reaches into the next row, which is written after it.
-    out = lax.fori_loop(0, tile_ends[-1], add_tile, jnp.zeros_like(padded))
+    out = lax.fori_loop(
+        jnp.int32(0), tile_ends[-1], add_tile, vary_alike(jnp.zeros_like(padded), q)
+    )
     return out[:num_tokens]
 
 

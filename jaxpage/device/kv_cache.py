@@ -17,11 +17,13 @@ from jax import Array
 from jaxpage.config import ModelConfig
 from jaxpage.device.types import KVCache, LayerKV
 from jaxpage.errors import ConfigError
+from jaxpage.terms import own_constants
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 
+@own_constants()
 def init_cache(
     config: ModelConfig, num_blocks: int, block_size: int, dtype: str | None = None
 ) -> KVCache:
@@ -46,6 +48,7 @@ def block_bytes(config: ModelConfig, block_size: int, dtype: str | None = None) 
     return per_token * block_size * jnp.dtype(dtype or config.dtype).itemsize
 
 
+@own_constants()
 def write_kv(
     layer_kv: LayerKV, k: Float[Array, "T K H"], v: Float[Array, "T K H"], slots: Int[Array, "T"]
 ) -> LayerKV:
@@ -59,6 +62,7 @@ def write_kv(
     )
 
 
+@own_constants()
 def apply_moves(cache: KVCache, sources: Int[Array, "C"], destinations: Int[Array, "C"]) -> KVCache:
     """The pool after copying whole blocks in every layer; all are read before any is written.
 
@@ -74,6 +78,7 @@ def apply_moves(cache: KVCache, sources: Int[Array, "C"], destinations: Int[Arra
     )
 
 
+@own_constants()
 def gather_blocks(cache: KVCache, ids: Int[Array, "C"]) -> Float[Array, "C L 2 S K H"]:
     """Whole blocks of every layer, K and V, as one array: one transfer takes them to the host."""
 
@@ -84,6 +89,7 @@ def gather_blocks(cache: KVCache, ids: Int[Array, "C"]) -> Float[Array, "C L 2 S
     return jnp.stack(layers, axis=1)
 
 
+@own_constants()
 def scatter_blocks(
     cache: KVCache, blocks: Float[Array, "C L 2 S K H"], ids: Int[Array, "C"]
 ) -> KVCache:

@@ -33,7 +33,7 @@ def penalise(
 
 def _penalise_row(row: Array, history: History, last_token: Array) -> Array:
     row = row.at[_ends_of_bad_words(row.size, history, last_token)].set(-jnp.inf, mode="drop")
-    index = jnp.arange(history.tokens.size)
+    index = jnp.arange(history.tokens.size, dtype=jnp.int32)
     known = jnp.where(index < history.lengths, history.tokens, row.size)
     ids = jnp.append(known, last_token)
     is_output = jnp.append(index >= history.prompt_lens, history.lengths >= history.prompt_lens)
@@ -51,11 +51,13 @@ def _ends_of_bad_words(nowhere: int, history: History, last_token: Array) -> Arr
     L = 4, output x d e: tail (x d e) matches word (. d e y) and forbids y.
     """
     _, longest = history.bad_words.shape
-    index = history.lengths + 1 + jnp.arange(1 - longest, 0)  # of the tail, in the whole sequence
+    back = jnp.arange(1 - longest, 0, dtype=jnp.int32)
+    index = history.lengths + 1 + back  # of the tail, in the whole sequence
     tail = history.tokens[jnp.clip(index, 0, history.tokens.size - 1)]
     tail = jnp.where(index == history.lengths, last_token, tail)
     is_output = index >= history.prompt_lens
-    is_prefix = jnp.arange(longest - 1)[None] >= longest - history.bad_word_lens[:, None]
+    place = jnp.arange(longest - 1, dtype=jnp.int32)
+    is_prefix = place[None] >= longest - history.bad_word_lens[:, None]
     matches = (history.bad_words[:, :-1] == tail[None]) & is_output[None]
     is_ending = (matches | ~is_prefix).all(-1) & (history.bad_word_lens > 0)
     return jnp.where(is_ending, history.bad_words[:, -1], nowhere)

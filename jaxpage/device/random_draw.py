@@ -42,4 +42,4 @@ def _invert(weights: Array, uniform: Array) -> Array:
     # below the target, hence the last resort.
     is_past = (sums > uniform * sums[-1]) & (weights > 0)
     last = weights.size - 1 - jnp.argmax(weights[::-1] > 0)
-    return jnp.where(is_past.any(), jnp.argmax(is_past), last)
+    return jnp.where(is_past.any(), jnp.argmax(is_past), last).astype(jnp.int32)

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxpage.device.varying import vary_alike
+
 if TYPE_CHECKING:
     from jaxtyping import Bool
 
@@ -27,6 +29,7 @@ def replace_rows(
     On a CPU a loop over the asking rows, whose working set then stays in cache; elsewhere all
     rows at once, if any asks.
     """
+    asked, default, args = vary_alike((asked, default, args))
     return lax.platform_dependent(
         asked, default, args, cpu=_loop_over(compute), default=_all_at_once(compute)
     )
@@ -44,14 +47,14 @@ def each_row(compute: Callable[..., Tree], *args: Any) -> Tree:
 
 def _loop_over(compute: Callable[..., Tree]) -> Callable[..., Tree]:
     def run(asked: Array, default: Tree, args: Any) -> Tree:
-        asking_first = jnp.argsort(~asked)
+        asking_first = jnp.argsort(~asked).astype(jnp.int32)
 
         def replace(index: Array, result: Tree) -> Tree:
             row = asking_first[index]
             computed = compute(*jax.tree.map(lambda arg: arg[row], args))
             return jax.tree.map(lambda all, one: all.at[row].set(one), result, computed)
 
-        return lax.fori_loop(0, asked.sum(dtype=jnp.int32), replace, default)
+        return lax.fori_loop(jnp.int32(0), asked.sum(dtype=jnp.int32), replace, default)
 
     return run
 

@@ -25,6 +25,7 @@ from jaxpage.device.random_draw import draw_index, draw_key
 from jaxpage.device.rows import each_row, replace_rows
 from jaxpage.device.truncation import truncate
 from jaxpage.device.types import DrawInput, SamplingInput, StepOutput
+from jaxpage.terms import own_constants
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -47,11 +48,13 @@ class Drawn(NamedTuple):
     top_logprobs: Array  # [J] float32
 
 
+@own_constants()
 def summarise(logits: Float[Array, "R V"]) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
     """What every draw reads of all its logits, in plain XLA; see `Summarise`."""
     return _first_largest(logits), each_row(jax.nn.logsumexp, logits)
 
 
+@own_constants()
 def sample(
     logits: Float[Array, "R V"],
     draw: DrawInput,
@@ -101,9 +104,9 @@ def sample(
 def _first_largest(logits: Array) -> Array:
     """argmax of [R, V] in two levels: maxima of blocks are vectorised, a CPU's argmax is not."""
     blocks = _in_blocks(logits)
-    block = jnp.argmax(blocks.max(-1), axis=-1)
+    block = jnp.argmax(blocks.max(-1), axis=-1).astype(jnp.int32)
     inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    return (block * BLOCK_IDS + jnp.argmax(inside, axis=-1)).astype(jnp.int32)
+    return block * BLOCK_IDS + jnp.argmax(inside, axis=-1).astype(jnp.int32)
 
 
 def _in_blocks(logits: Array) -> Array:

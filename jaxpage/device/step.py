@@ -26,11 +26,13 @@ from jaxpage.device.types import (
     StepInput,
     StepOutput,
 )
+from jaxpage.terms import own_constants
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 
+@own_constants()
 def forward(
     model: Model,
     params: Any,
@@ -47,6 +49,7 @@ def forward(
     return cache, model.apply({"params": params}, hidden[step.logit_index], method="logits")
 
 
+@own_constants()
 def prefill(
     model: Model,
     params: Any,
@@ -69,6 +72,7 @@ decode = prefill
 """The same function: decode is the case of one token a row (T == B)."""
 
 
+@own_constants()
 def hidden_step(
     model: Model,
     params: Any,
@@ -88,11 +92,13 @@ def hidden_step(
     return cache, _draw_input(hidden, step), hidden
 
 
+@own_constants()
 def spread_draws(draw_input: DrawInput, index: Int[Array, "R"]) -> DrawInput:
     """Entry `index[r]` for draw r: n samples of one prompt draw from the same hidden state."""
     return jax.tree.map(lambda leaf: leaf[index], draw_input)
 
 
+@own_constants()
 def draw(
     model: Model,
     params: Any,
@@ -115,6 +121,7 @@ def draw(
     )
 
 
+@own_constants()
 def pack_draws(output: StepOutput, size: int) -> Int[Array, "3 R0"]:
     """Token ids, and as bits their log-probabilities and raw ones, padded to one length.
 
@@ -126,6 +133,7 @@ def pack_draws(output: StepOutput, size: int) -> Int[Array, "3 R0"]:
     return jnp.pad(rows, ((0, 0), (0, size - rows.shape[1])))
 
 
+@own_constants()
 def prompt_logprobs(
     model: Model,
     params: Any,

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 from jax import Array, lax
 
+from jaxpage.device.varying import vary_alike
+
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
@@ -48,7 +50,7 @@ def _cut(scores: Array, top_k: Array, top_p: Array, min_p: Array) -> Array:
     def holds_k(limit: Array) -> Array:
         # Summed in two steps, so that the first one is vectorised.
         counts = lax.optimization_barrier((depth <= limit).sum(0, dtype=jnp.int32))
-        return counts.sum() >= top_k
+        return counts.sum(dtype=jnp.int32) >= top_k
 
     limit = _smallest(holds_k, is_wanted=top_k > nearest.size)
     is_near = (top_k > 0) & (top_k <= nearest.size)
@@ -96,5 +98,6 @@ def _smallest(holds: Callable[[Array], Array], *, is_wanted: Array) -> Array:
         is_enough = holds(middle)
         return jnp.where(is_enough, low, middle + 1), jnp.where(is_enough, middle, high)
 
-    bounds = (jnp.where(is_wanted, jnp.int32(0), jnp.int32(NEVER)), jnp.int32(NEVER))
+    first = jnp.where(is_wanted, jnp.int32(0), jnp.int32(NEVER))
+    bounds = vary_alike((first, jnp.int32(NEVER)))
     return lax.while_loop(lambda bounds: bounds[0] < bounds[1], halve, bounds)[1]

@@ -153,7 +153,8 @@ def to_result(
     top: tuple[np.ndarray, np.ndarray] | None,
     scored: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
 ) -> StepResult:
-    """The host twin of a fetched StepOutput, real draws only; `drawn` is as `pack_draws` makes it.
+    """The host twin of a fetched StepOutput, real draws only; `drawn` is as `pack_draws` makes it,
+    `top` ids and the bits of log-probabilities.
 
     Without `drawn` nothing was, as in a step that holds only beginnings of prompts.
     """
@@ -166,7 +167,7 @@ def to_result(
     pairs: tuple[tuple[tuple[int, float], ...], ...] = ((),) * count
     if top is not None:
         wanted = [draw.num_candidates or draw.params.logprobs or 0 for draw in draws]
-        ids, logprobs = top[0][:count].tolist(), top[1][:count].tolist()
+        ids, logprobs = top[0][:count].tolist(), top[1][:count].view(np.float32).tolist()
         pairs = tuple(_pairs(i, p, k) for i, p, k in zip(ids, logprobs, wanted, strict=True))
     logprobs, raw_logprobs = drawn[1:, :count].view(np.float32).tolist()
     return StepResult(

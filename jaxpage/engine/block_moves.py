@@ -6,7 +6,7 @@ host is asked for while they are still on their way to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Any
@@ -30,7 +30,15 @@ Pairs = Seq[tuple[int, int]]
 class BlockMover:
     """The moves of one engine; its programs are among `programs`."""
 
-    def __init__(self, programs: Programs, cache: KVCache, *, num_swap_blocks: int) -> None:
+    def __init__(
+        self,
+        programs: Programs,
+        cache: KVCache,
+        *,
+        num_swap_blocks: int,
+        put: Callable[[Any], Any] = jax.device_put,
+    ) -> None:
+        self._put = put
         self._programs = programs
         self._cache_shape = shape_tree(cache)
         pool = cache[0].k
@@ -55,10 +63,10 @@ class BlockMover:
             assert self._host is not None, "blocks to swap and no host pool"
             blocks = np.zeros((MOVES.fit(len(part)), *self._host.block_shape), self._host.dtype)
             self._host.load([host for host, _ in part], out=blocks[: len(part)])
-            cache = self._scattered(cache, jax.device_put(blocks), part)
+            cache = self._scattered(cache, self._put(blocks), part)
         parts = list(_parts(moves.copies))
         if len(parts) == 1:
-            ids = jax.device_put((self._sources(parts[0]), self._destinations(parts[0])))
+            ids = self._put((self._sources(parts[0]), self._destinations(parts[0])))
             return self._program("copy", ids[0].size)(cache, *ids)
         # More than a program takes: all are read before any is written.
         gathered = [self._gathered(cache, part) for part in parts]
@@ -68,11 +76,11 @@ class BlockMover:
 
     def _gathered(self, cache: KVCache, pairs: Pairs) -> Array:
         ids = self._sources(pairs)
-        return self._program("out", ids.size)(cache, jax.device_put(ids))
+        return self._program("out", ids.size)(cache, self._put(ids))
 
     def _scattered(self, cache: KVCache, blocks: Array, pairs: Pairs) -> KVCache:
         ids = self._destinations(pairs)
-        return self._program("in", ids.size)(cache, blocks, jax.device_put(ids))
+        return self._program("in", ids.size)(cache, blocks, self._put(ids))
 
     def _sources(self, pairs: Pairs) -> np.ndarray:
         """Padding reads the null block."""

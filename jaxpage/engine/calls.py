@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxpage.engine.requests import check_prompts
 from jaxpage.errors import ConfigError
+from jaxpage.numbers import plain
 from jaxpage.outputs import RequestOutput, TokenLogprob
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 
@@ -25,11 +26,13 @@ class Score(NamedTuple):
 
 
 def as_prompts(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
-    """One prompt is a text or a list of ids; many are a list of those."""
+    """One prompt is a text or a list of ids, or an array of one axis; many are a list of those, or
+    an array of two."""
+    prompts = plain(prompts)
     if isinstance(prompts, str):
         return [prompts]
     check_prompts(prompts)
-    items = list(prompts)
+    items = [plain(prompt) for prompt in prompts]
     if items and not any(isinstance(item, Iterable) for item in items):
         return [items]  # type: ignore[list-item]  # ids of one prompt
     return items  # type: ignore[return-value]  # checked one by one at submission

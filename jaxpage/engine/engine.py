@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from jaxpage.engine.faults import Retried, StepFault, Whole
+from jaxpage.engine.leaving import new_gate
 from jaxpage.engine.requests import RequestFactory
 from jaxpage.engine.stats import Stopwatch
 from jaxpage.engine.tracking import LiveCompletion, LiveRequest
@@ -75,6 +76,8 @@ class LLMEngine:
         self._live: dict[str, LiveRequest] = {}
         self._changed: dict[str, LiveRequest] = {}
         """Those with news that no step has returned."""
+        self.gate = new_gate()
+        """Held while foreign code may run: device, tokenizer. A process ends beside it alone."""
         self._whole = Whole()
         self._retried = Retried(self._whole)
         self.block_history: list[BlockMap] | None = None
@@ -111,30 +114,8 @@ class LLMEngine:
         Raises RequestError for a wrong prompt or setting, CapacityError for a prompt that can
         never fit, ConfigError for a feature that is not there yet. Nothing else is touched.
         """
-        self._settle()
-        request = self._requests.build(
-            request_id,
-            prompt,
-            params or SamplingParams(),
-            priority=priority,
-            cache_salt=cache_salt,
-        )
-        if (
-            request_id in self._live or request_id in self._changed
-        ):  # also one that has ended and whose end is not told yet
-            raise RequestError(
-                f"got request id {request_id!r} again, wanted one that is not running; step until "
-                "it has finished, or give another id"
-            )
-        self._scheduler.check(request)
-        text = prompt if isinstance(prompt, str) else None
-        count = request.params.num_sequences if request.beam is None else request.beam.beam_width
-        new_detokenizer = partial(self._requests.detokenizer, request)
-        completions = tuple(LiveCompletion(new_detokenizer) for _ in range(count))
-        live = LiveRequest(request, text, completions)
-        with self._whole:
-            self._scheduler.add(request)
-            self._live[request_id] = live
+        with self.gate:
+            self._add(request_id, prompt, params or SamplingParams(), priority, cache_salt)
 
     def step(self, *, only_finished: bool = False) -> list[RequestOutput]:
         """Runs one step; returns a snapshot of every request that has news.
@@ -144,7 +125,7 @@ class LLMEngine:
         where it was; anywhere else, or after an error, everybody goes on from the tokens they
         have. Who can't be run fails alone, with an error; an error that is nobody's is raised.
         """
-        with self._stepping:
+        with self.gate, self._stepping:
             self._settle()
             try:
                 self._advance()
@@ -215,6 +196,38 @@ class LLMEngine:
             host_seconds=seconds - self._waiting.seconds,
             device_wait_seconds=self._waiting.seconds,
         )
+
+    def _add(
+        self,
+        request_id: str,
+        prompt: str | Seq[int],
+        params: SamplingParams | BeamSearchParams,
+        priority: int,
+        cache_salt: str | None,
+    ) -> None:
+        self._settle()
+        request = self._requests.build(
+            request_id,
+            prompt,
+            params,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        # also one that has ended and whose end is not told yet
+        if request_id in self._live or request_id in self._changed:
+            raise RequestError(
+                f"got request id {request_id!r} again, wanted one that is not running; step until "
+                "it has finished, or give another id"
+            )
+        self._scheduler.check(request)
+        text = prompt if isinstance(prompt, str) else None
+        count = request.params.num_sequences if request.beam is None else request.beam.beam_width
+        new_detokenizer = partial(self._requests.detokenizer, request)
+        completions = tuple(LiveCompletion(new_detokenizer) for _ in range(count))
+        live = LiveRequest(request, text, completions)
+        with self._whole:
+            self._scheduler.add(request)
+            self._live[request_id] = live
 
     @property
     def _unsent(self) -> StepPlan | None:

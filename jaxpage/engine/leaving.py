@@ -1,8 +1,9 @@
 """Lets a process end while another thread runs steps.
 
-Python stops such a thread where it next wants to run Python code. Within the device's library that
-is no place to stop: the process aborts. So each step passes a gate, and the gates close at the end
-of the process: a step that runs is waited for, the next one never begins.
+Python stops such a thread where it next wants to run Python code. Within a foreign library, the
+device's or a tokenizer's, that is no place to stop: the process aborts. So each step passes a gate,
+and the gates close at the end of the process: a step that runs is waited for, the next one never
+begins.
 """
 
 from __future__ import annotations

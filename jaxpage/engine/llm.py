@@ -140,7 +140,7 @@ class LLM:
             engine,
             cache,
             prefill_ladder=self.runner.ladders.prefill_tokens,
-            costs=pressure_costs(config, params, block_size=cache.block_size),
+            costs=pressure_costs(config, self.runner.params, block_size=cache.block_size),
         )
         self._requests = requests
         self._engine = LLMEngine(self.runner, scheduler, requests)
@@ -251,7 +251,8 @@ class LLM:
         """Starts compiling what that many waiting requests will need first."""
         if num_requests:
             tokens = self._engine.waiting_tokens
-            self.runner.expect(num_requests=num_requests, prompt_tokens=tokens)
+            with self._engine.gate:
+                self.runner.expect(num_requests=num_requests, prompt_tokens=tokens)
 
     def close(self) -> None:
         """Frees the pool and the programs; the LLM can't be used afterwards."""

@@ -6,14 +6,13 @@ import logging
 from dataclasses import dataclass
 from typing import Literal
 
-import jax
-
 from jaxpage import native
 from jaxpage.config import DTYPES, DType, EngineConfig, ModelConfig
 from jaxpage.engine.ladders import SMALLEST_PREFILL_TOKENS
 from jaxpage.errors import ConfigError
 from jaxpage.later import comes_later
 from jaxpage.sampling_params import MAX_SEED
+from jaxpage.terms import default_device
 
 logger = logging.getLogger(__name__)
 
@@ -86,16 +85,16 @@ class Options:
     def model_dtype(self) -> DType:
         """The dtype that the weights are loaded in."""
         if self.dtype == "auto":
-            return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+            return "float32" if default_device().platform == "cpu" else "bfloat16"
         return self.dtype
 
     def attention_backend(self) -> Literal["xla", "native", "reference", "pallas"]:
         """What "auto" stands for here; a CPU that could do better gets a line of notice."""
         if self.attention in ("native", "reference", "pallas"):
             return self.attention
-        if self.attention == "auto" and jax.default_backend() == "gpu":
+        if self.attention == "auto" and default_device().platform == "gpu":
             return "pallas"
-        if self.attention == "auto" and jax.default_backend() == "cpu":
+        if self.attention == "auto" and default_device().platform == "cpu":
             if native.is_built():
                 return "native"
             logger.warning(native.MISSING)

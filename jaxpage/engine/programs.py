@@ -1,7 +1,9 @@
 """Compiled programs by key: each is lowered and compiled once, then only called.
 
 An ahead-of-time program refuses any other shape or dtype, so nothing ever recompiles unseen.
-`expect` starts compiling in the background: XLA works outside the GIL, two programs at a time.
+`expect` traces at once, in the caller's thread and so under what JAX is set to there (settings of
+JAX are a thread's own), and compiles in the background: XLA works outside the GIL, two programs at
+a time.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -17,13 +20,22 @@ from jax.stages import Compiled, Lowered
 Lower = Callable[[], Lowered]
 Report = Callable[[str, float], None]
 """Called with a program's name and the seconds its compilation took."""
+Terms = Callable[[], AbstractContextManager[None]]
+"""What programs are traced under, beside what the caller's thread has set."""
 
 
 class Programs:
     """A table of compiled programs, filled on first use or ahead of it."""
 
-    def __init__(self, *, num_threads: int = 2, report: Report | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        num_threads: int = 2,
+        report: Report | None = None,
+        terms: Terms = nullcontext,
+    ) -> None:
         self._report = report
+        self._terms = terms
         self._compiled: dict[Hashable, Compiled] = {}
         self._pending: dict[Hashable, Future[Compiled]] = {}
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="jaxpage-compile")
@@ -66,14 +78,19 @@ class Programs:
         self._compiled.clear()
 
     def _submit(self, key: Hashable, name: str, lower: Lower) -> Future[Compiled]:
-        future = self._pending[key] = self._executor.submit(self._compile, key, name, lower)
+        start = time.perf_counter()
+        with self._terms():
+            lowered = lower()
+        traced_s = time.perf_counter() - start
+        future = self._executor.submit(self._compile, key, name, lowered, traced_s)
+        self._pending[key] = future
         return future
 
-    def _compile(self, key: Hashable, name: str, lower: Lower) -> Compiled:
+    def _compile(self, key: Hashable, name: str, lowered: Lowered, traced_s: float) -> Compiled:
         start = time.perf_counter()
-        program = self._compiled[key] = lower().compile()
+        program = self._compiled[key] = lowered.compile()
         if self._report is not None:
-            self._report(name, time.perf_counter() - start)
+            self._report(name, traced_s + time.perf_counter() - start)
         return program
 
 

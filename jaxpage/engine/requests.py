@@ -15,6 +15,7 @@ from jaxpage.engine.sampling_batch import check_fits
 from jaxpage.errors import RequestError
 from jaxpage.host.plan import Request
 from jaxpage.later import check_available
+from jaxpage.numbers import plain
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 from jaxpage.tokenizer import ChatPrompt, Tokenizer
 
@@ -105,18 +106,19 @@ class RequestFactory:
                     "least one token; write some text"
                 )
             return ids
-        if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
+        prompt = plain(prompt)
+        if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
             raise RequestError(f"got prompt={prompt!r}, wanted text or token ids; pass either")
-        ids = tuple(prompt)
+        ids = tuple(plain(token_id) for token_id in prompt)
         for token_id in ids:
-            if not isinstance(token_id, Integral) or isinstance(token_id, bool):
+            if not isinstance(token_id, int) or isinstance(token_id, bool):
                 raise RequestError(
                     f"got {token_id!r} among the prompt's token ids, wanted whole numbers; "
                     "pass text or a list of ids"
                 )
         if not ids:
             raise RequestError("got an empty list of token ids, wanted at least one; add some")
-        return tuple(int(token_id) for token_id in ids)
+        return ids
 
     def _bad_word_ids(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         """Each word as it tokenises at the start of a text and after a space, as vLLM does."""

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.stages import Lowered
 
 from jaxpage import native
@@ -24,20 +24,21 @@ from jaxpage.device import step as device_step
 from jaxpage.device.attention import make_attention
 from jaxpage.device.kv_cache import init_cache
 from jaxpage.device.sampling import summarise
-from jaxpage.device.types import DrawInput, SamplingInput, StepShape, unpack
+from jaxpage.device.types import DrawInput, KVCache, SamplingInput, StepShape, unpack
 from jaxpage.engine.batch import StepInputBuilder, draw_rows, prompt_targets, to_result
 from jaxpage.engine.block_moves import BlockMover
 from jaxpage.engine.faults import StepFault
 from jaxpage.engine.huge_pages import renew_zeros, use_huge_pages
 from jaxpage.engine.ladders import Ladders
-from jaxpage.engine.leaving import new_gate
 from jaxpage.engine.programs import Programs, Report, places_read, shape_tree
 from jaxpage.engine.sampling_batch import SamplingBuilder
 from jaxpage.errors import ConfigError, JaxpageError
 from jaxpage.host.buckets import cut_to_rung
 from jaxpage.host.plan import PlannedRow, StepPlan, StepResult
+from jaxpage.models.params import checked_params
 from jaxpage.reading import reason
 from jaxpage.sampling_params import MAX_LOGPROBS
+from jaxpage.terms import default_device, engine_terms
 
 Leaves = list[Any]
 _FROM_VALUES = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
@@ -55,7 +56,7 @@ class Ticket:
     drawn: Array | None
     """As `pack_draws` makes it; None: no row of the step drew a token."""
     top: tuple[Array, Array] | None
-    """Ids and log-probabilities of the alternatives, where a draw asked for some."""
+    """Ids and log-probabilities, as bits, of the alternatives, where a draw asked for some."""
     scored: tuple[Array, Array, Array] | None
     """Prompt log-probabilities, where a row asked for them."""
     latest: Array
@@ -91,26 +92,30 @@ class Runner:
         num_token_ids: int,
         report: Report | None = None,
     ) -> None:
+        self._config = config
+        device = default_device()
+        self._put = partial(jax.device_put, device=device)
+        self._terms = partial(engine_terms, device)
         self._take(params)
         self._params_tree = jax.tree.structure(self.params)
-        self.programs = Programs(report=report)
+        self.programs = Programs(report=report, terms=self._terms)
         self.ladders = Ladders.of(engine, cache)
         self._model = model
         self._num_token_ids = num_token_ids
         self._max_draws = engine.max_num_seqs
-        self._new_pool = partial(
+        self._init_cache = partial(
             init_cache, config, num_blocks=cache.num_blocks, block_size=cache.block_size
         )
         pool = self._new_pool()
-        renew_zeros(pool)
         leaves, self._cache_tree = jax.tree.flatten(pool)
         self._pool = Pool(leaves)
         self._refused: StepPlan | None = None
         """The plan that found the pool lost; any other is of books that know it."""
         self._is_closed = False
-        self._gate = new_gate()
-        self._head = self._find_head(jax.ShapeDtypeStruct((1, config.hidden_size), config.dtype))
-        self._nothing_drawn = jnp.zeros((3, self._max_draws), jnp.int32)
+        with self._terms():
+            hidden = jax.ShapeDtypeStruct((1, config.hidden_size), config.dtype)
+            self._head = self._find_head(hidden)
+        self._nothing_drawn = self._put(np.zeros((3, self._max_draws), np.int32))
         self._last: Ticket | None = None
         self._attention = make_attention(
             engine.attention,
@@ -119,10 +124,13 @@ class Runner:
             shares_prefixes=engine.shared_prefix_decode,
         )
         self._inputs = StepInputBuilder(self.ladders, cache)
-        self._mover = BlockMover(self.programs, pool, num_swap_blocks=cache.num_swap_blocks)
-        self._sampling = SamplingBuilder(engine, config.vocab_size)
+        self._mover = BlockMover(
+            self.programs, pool, num_swap_blocks=cache.num_swap_blocks, put=self._put
+        )
+        self._sampling = SamplingBuilder(engine, config.vocab_size, put=self._put)
         self._summarise = native.summarise if engine.attention == "native" else summarise
 
+    @jax.disable_jit(False)  # which forbids calls of what was compiled ahead of time
     def dispatch(self, plan: StepPlan) -> Ticket:
         """Starts a step and returns without waiting for it.
 
@@ -135,13 +143,13 @@ class Runner:
             return self._last
         if any(leaf.is_deleted() for leaf in self._pool.leaves):
             self._renew_pool(plan)
-        with self._gate, self._blaming(plan):
+        with self._blaming(plan):
             ticket = self._last = self._run(plan)
         return ticket
 
     def read(self, ticket: Ticket) -> StepResult:
         """Waits for a step and returns what it drew; StepFault where its memory ran out."""
-        with self._gate, self._blaming(ticket.plan):
+        with self._blaming(ticket.plan):
             arrays = jax.device_get((ticket.drawn, ticket.top, ticket.scored))
             return to_result(ticket.plan, ticket.shape, *arrays)
 
@@ -155,12 +163,10 @@ class Runner:
             self.programs.expect(shape, _name(shape), partial(self._lower_forward, shape))
 
     def update_params(self, params: dict[str, Any]) -> None:
-        """Swaps the weights; the programs stay. Raises ConfigError when a shape differs."""
-        if shape_tree(params) != shape_tree(self.params):
-            raise ConfigError(
-                "got parameters of another structure, shape or dtype, wanted the same as now; "
-                "build a new LLM for another model"
-            )
+        """Swaps the weights; the programs stay. Raises ConfigError that names a leaf which differs.
+
+        Where it raises, the old weights stay.
+        """
         self._take(params)
 
     def check_open(self) -> None:
@@ -175,7 +181,11 @@ class Runner:
         self._drop_pool()
 
     def _take(self, params: dict[str, Any]) -> None:
-        self.params = jax.device_put(params)  # once, not with every step
+        """Weights on the engine's device: jax arrays as they are where they lie there already,
+        NumPy ones copied, since their owner may go on writing to them."""
+        with self._terms():
+            params = jax.tree.map(_own, checked_params(params, self._config))
+        self.params = self._put(params)  # once, not with every step
         self._weights = jax.tree.leaves(self.params)
         use_huge_pages(self._weights)
 
@@ -185,7 +195,7 @@ class Runner:
         self._move_blocks(plan)
         previous = self._nothing_drawn if self._last is None else self._last.latest
         leaves, draw_input, hidden = program(
-            self._weights, self._pool.leaves, jax.device_put(vector), previous
+            self._weights, self._pool.leaves, self._put(vector), previous
         )
         self._pool = Pool(leaves, self._pool.moved)
         drawn = top = None
@@ -194,7 +204,7 @@ class Runner:
             index = draw_rows(plan, shape, num_draws)
             if index is not None:
                 program = self._spread_program(draw_input, num_draws)
-                draw_input = program(draw_input, jax.device_put(index))
+                draw_input = program(draw_input, self._put(index))
             sampling, num_top = self._sampling.build(draws, num_draws)
             program = self._draw_program(draw_input, sampling, num_draws, num_top)
             head = [self._weights[place] for place in self._head]
@@ -255,16 +265,19 @@ class Runner:
             return False
         return True
 
+    def _new_pool(self) -> KVCache:
+        with self._terms():
+            pool = self._put(self._init_cache())
+            renew_zeros(pool)
+        return pool
+
     def _renew_pool(self, plan: StepPlan) -> None:
         """Makes a new pool for the first plan after the one that counts on the lost one."""
         if self._refused is None or self._refused is plan:
             self._refused = plan
             raise StepFault("got a pool that an interrupted step has lost")
         self._drop_pool()  # the two are never there at once
-        with jax.transfer_guard("allow"):
-            pool = self._new_pool()
-        renew_zeros(pool)
-        self._pool = Pool(jax.tree.leaves(pool))
+        self._pool = Pool(jax.tree.leaves(self._new_pool()))
         self._refused = None
 
     def _drop_pool(self) -> None:
@@ -277,7 +290,7 @@ class Runner:
             key, f"prompt log-probabilities of {targets.size}", partial(self._lower_score, hidden)
         )
         params = self._params_tree.unflatten(self._weights)  # what the step itself ran with
-        return program(params, hidden, jax.device_put(targets))
+        return program(params, hidden, self._put(targets))
 
     def _forward_program(self, shape: StepShape) -> Any:
         return self.programs.get(shape, _name(shape), partial(self._lower_forward, shape))
@@ -343,7 +356,9 @@ class Runner:
                 num_token_ids=self._num_token_ids,
                 summarise=self._summarise,
             )
-            top = (output.top_ids, output.top_logprobs) if num_top else None
+            # as bits: -inf, what no alternative is left for, is no mistake for jax_debug_infs
+            bits = lax.bitcast_convert_type(output.top_logprobs, jnp.int32)
+            top = (output.top_ids, bits) if num_top else None
             return device_step.pack_draws(output, self._max_draws), top
 
         head = [self._weights[place] for place in self._head]
@@ -363,6 +378,11 @@ class Runner:
 
         targets = jax.ShapeDtypeStruct(hidden.shape[:1], jnp.int32)
         return jax.jit(run).lower(*shape_tree((self.params, hidden)), targets)
+
+
+def _own(leaf: Array | np.ndarray) -> Array | np.ndarray:
+    """JAX reads NumPy's memory later than it says, or for good."""
+    return leaf if isinstance(leaf, Array) else np.array(leaf)
 
 
 def _name(shape: StepShape) -> str:

@@ -6,8 +6,9 @@ with every token (the histories of penalties and bad words) is sent only when a 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -49,10 +50,20 @@ class Settled(NamedTuple):
 
 
 class SamplingBuilder:
-    """Builds the SamplingInput of a step; `vocab_size` is the number of logits."""
+    """Builds the SamplingInput of a step; `vocab_size` is the number of logits.
 
-    def __init__(self, config: EngineConfig, vocab_size: int) -> None:
+    `put` takes trees to the device.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        vocab_size: int,
+        *,
+        put: Callable[[Any], Any] = jax.device_put,
+    ) -> None:
         self._vocab_size = vocab_size
+        self._put = put
         longest = config.max_model_len
         self._history = Ladder(tuple(sorted({min(SHORT_HISTORY_TOKENS, longest), longest})))
         self._settled: dict[tuple[int, tuple[int, ...]], Settled] = {}
@@ -68,14 +79,14 @@ class SamplingBuilder:
         self._settled[key] = settled
         if not settled.needs_history:
             return settled.sampling, settled.num_top
-        history = jax.device_put(self._histories(draws, num_draws))
+        history = self._put(self._histories(draws, num_draws))
         return replace(settled.sampling, history=history), settled.num_top
 
     def _settle(self, draws: tuple[Draw, ...], num_draws: int) -> Settled:
         wanted = max(draw.num_candidates or draw.params.logprobs or 0 for draw in draws)
         return Settled(
             draws=draws,
-            sampling=jax.device_put(self._settings(draws, num_draws)),
+            sampling=self._put(self._settings(draws, num_draws)),
             needs_history=any(draw.params.needs_history for draw in draws),
             num_top=TOP_LADDER.fit(wanted) if wanted else 0,
         )

@@ -13,6 +13,7 @@ from jaxpage.device.kv_cache import block_bytes
 from jaxpage.errors import CapacityError, ConfigError
 from jaxpage.host.policy import PressureCosts
 from jaxpage.memory import free_bytes
+from jaxpage.terms import default_device
 
 CPU_DEFAULT_BYTES = 1 << 30
 CPU_SHARE = 0.25
@@ -83,7 +84,7 @@ def size_pool(
 def pressure_costs(config: ModelConfig, params: Any, *, block_size: int) -> PressureCosts:
     """What swapping and recomputing cost here, to the order of magnitude."""
     num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-    is_cpu = jax.default_backend() == "cpu"
+    is_cpu = default_device().platform == "cpu"
     operations_per_s = CPU_OPERATIONS_PER_S if is_cpu else GPU_OPERATIONS_PER_S
     return PressureCosts(
         block_bytes=block_bytes(config, block_size),
@@ -93,6 +94,6 @@ def pressure_costs(config: ModelConfig, params: Any, *, block_size: int) -> Pres
 
 
 def _default_budget(free: int | None) -> int:
-    if jax.devices()[0].platform != "cpu":
+    if default_device().platform != "cpu":
         return int((free or 0) * GPU_SHARE)
     return CPU_DEFAULT_BYTES if free is None else min(CPU_DEFAULT_BYTES, int(free * CPU_SHARE))

@@ -231,7 +231,7 @@ def _dynamic_frequencies(config: ModelConfig, scaling: RopeScaling, step: StepPo
     """
     token = jnp.arange(step.positions.shape[0], dtype=jnp.int32)
     rows_before = token[:, None] >= step.query_starts[None, 1:]
-    row = jnp.minimum(jnp.sum(rows_before, axis=1), step.prompt_lens.shape[0] - 1)
+    row = jnp.minimum(jnp.sum(rows_before, axis=1, dtype=jnp.int32), step.prompt_lens.shape[0] - 1)
     length = jnp.maximum(step.prompt_lens[row], step.positions + 1).astype(jnp.float32)
     original = jnp.float32(scaling.original_max_position_embeddings)
     factor = jnp.float32(scaling.factor)

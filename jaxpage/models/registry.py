@@ -22,6 +22,7 @@ from jaxpage.errors import ConfigError
 from jaxpage.models.layers import INITIALIZERS, XLA_OPS, Ops
 from jaxpage.models.llama import Llama
 from jaxpage.models.native_ops import NATIVE_OPS
+from jaxpage.terms import own_constants
 
 ARCHITECTURES: Mapping[str, Callable[[ModelConfig, Ops], Llama]] = {
     "llama": Llama,
@@ -60,8 +61,7 @@ def abstract_params(config: ModelConfig) -> dict[str, Any]:
     """
     model = build_model(replace(config, num_layers=1))
     tree = jax.eval_shape(
-        lambda key, step: model.init(key, (None,), step, _no_attention),
-        jax.random.key(0),
+        lambda step: model.init(jax.random.key(0), (None,), step, _no_attention),
         _OneToken(*(jax.ShapeDtypeStruct((size,), jnp.int32) for size in (1, 1, 2, 1))),
     )
     params = dict(tree["params"])
@@ -71,6 +71,7 @@ def abstract_params(config: ModelConfig) -> dict[str, Any]:
     return params
 
 
+@own_constants()
 def init_params(config: ModelConfig | Llama, key: Array | int = 0) -> dict[str, Any]:
     """Random parameters as training starts from: matrices normal, biases 0, norm scales 1.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +32,9 @@ def product(x: Array, w: Array) -> Array:
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
         raise ConfigError(f"got x {x.shape} and w {w.shape}, wanted [M, D] and [O, D]; reshape")
     _check_dtype("w", w)
-    call = jax.ffi.ffi_call("jaxpage_product", _float32((x.shape[0], w.shape[0])))
+    if 0 in (*x.shape, *w.shape):
+        return jnp.zeros((x.shape[0], w.shape[0]), jnp.float32)
+    call = _call("jaxpage_product", _float32((x.shape[0], w.shape[0])))
     return call(x.astype(jnp.float32), w)
 
 
@@ -39,7 +43,7 @@ def norm(x: Array, scale: Array, *, eps: float) -> Array:
     require()
     if x.ndim != 2 or scale.shape != x.shape[1:]:
         raise ConfigError(f"got x {x.shape} and scale {scale.shape}, wanted [T, D] and [D]")
-    call = jax.ffi.ffi_call("jaxpage_norm", _float32(x.shape))
+    call = _call("jaxpage_norm", _float32(x.shape))
     return call(x.astype(jnp.float32), scale.astype(jnp.float32), eps=np.float32(eps))
 
 
@@ -52,7 +56,7 @@ def gate(x: Array) -> Array:
     require()
     if x.ndim != 2 or x.shape[1] % 2:
         raise ConfigError(f"got x {x.shape}, wanted [T, 2 F]")
-    call = jax.ffi.ffi_call("jaxpage_gate", _float32((x.shape[0], x.shape[1] // 2)))
+    call = _call("jaxpage_gate", _float32((x.shape[0], x.shape[1] // 2)))
     return call(x.astype(jnp.float32))
 
 
@@ -69,9 +73,7 @@ def rotate(qkv: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
     if cos.shape != (tokens, size // 2) or sin.shape != cos.shape:
         raise ConfigError(f"got cos {cos.shape} and sin {sin.shape}, wanted {(tokens, size // 2)}")
     kv = _float32((tokens, heads, size))
-    call = jax.ffi.ffi_call(
-        "jaxpage_rotate", (_float32((tokens, heads * (many - 2), size)), kv, kv)
-    )
+    call = _call("jaxpage_rotate", (_float32((tokens, heads * (many - 2), size)), kv, kv))
     q, k, v = call(*(each.astype(jnp.float32) for each in (qkv, cos, sin)))
     return q, k, v
 
@@ -86,7 +88,7 @@ def summarise(x: Array) -> tuple[Array, Array]:
     if x.ndim != 2 or x.shape[1] < 1:
         raise ConfigError(f"got x {x.shape}, wanted [R, V] with V at least 1")
     index = jax.ShapeDtypeStruct(x.shape[:1], jnp.int32)
-    call = jax.ffi.ffi_call("jaxpage_summarise", (index, _float32(x.shape[:1])))
+    call = _call("jaxpage_summarise", (index, _float32(x.shape[:1])))
     largest, log_sum_exp = call(x.astype(jnp.float32))
     return largest, log_sum_exp
 
@@ -124,13 +126,18 @@ def paged_attention(
     if window < 1:
         raise ConfigError(f"got sliding_window={sliding_window}, wanted at least 1 or None")
     pool = jax.ShapeDtypeStruct(k_pool.shape, k_pool.dtype)
-    call = jax.ffi.ffi_call(
+    call = _call(
         "jaxpage_attention", (_float32(q.shape), pool, pool), input_output_aliases={3: 1, 4: 2}
     )
     heads = (each.astype(jnp.float32) for each in (q, k, v))
     sees = {"scale": np.float32(scale), "window": np.int64(window)}
     out, *pools = call(*heads, k_pool, v_pool, *rows, **sees, shares_prefixes=shares_prefixes)
     return out, pools[0], pools[1]
+
+
+def _call(name: str, result: Any, **how: Any) -> Any:
+    """The kernel as a function; under `jax.vmap` it is called for one entry after another."""
+    return jax.ffi.ffi_call(name, result, vmap_method="sequential", **how)
 
 
 def _float32(shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:

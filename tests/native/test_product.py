@@ -153,3 +153,9 @@ def test_one_thread_gives_the_same_bits() -> None:
 def test_wrong_operands_are_refused(x: jax.Array, w: jax.Array, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         native.product(x, w)
+
+
+@pytest.mark.parametrize("shapes", [((2, 8), (0, 8)), ((0, 8), (3, 8)), ((2, 0), (3, 0))], ids=str)
+def test_a_product_of_nothing_is_zeros(shapes: tuple[tuple[int, int], tuple[int, int]]) -> None:
+    x, w = (jnp.ones(shape) for shape in shapes)
+    np.testing.assert_array_equal(native.product(x, w), np.zeros((len(x), len(w)), np.float32))

@@ -1,0 +1,121 @@
+"""Parameters as JAX people have them, in the one form that the engine takes: checked, plain.
+
+What is taken: dicts and other mappings (Flax's FrozenDict, `nnx.State`) of jax or NumPy arrays,
+also inside {"params": ...} as `model.init` returns them, also boxed with partitioning metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from jaxpage.config import ModelConfig
+from jaxpage.errors import ConfigError
+from jaxpage.models.registry import abstract_params
+
+Leaves = dict[tuple[str, ...], Any]
+
+
+def checked_params(params: Any, config: ModelConfig) -> dict[str, Any]:
+    """The tree as plain dicts of jax and NumPy arrays with the shapes and dtypes of the config.
+
+    Raises ConfigError that names the first leaf that is missing, left over, of another shape or
+    dtype, deleted, or no array.
+    """
+    wanted = _leaves(abstract_params(config))
+    given = _leaves(_unwrapped(params))
+    for path in wanted:
+        if path not in given:
+            raise ConfigError(
+                f"got params without {_name(path)}, wanted {_kind(wanted[path])} there; "
+                f"add it{_holds(given)}"
+            )
+    for path in given:
+        if path not in wanted:
+            raise ConfigError(
+                f"got params with {_name(path)}, wanted only what the config has; leave it out"
+            )
+    for path, leaf in given.items():
+        given[path] = _checked_leaf(path, leaf, wanted[path])
+    return _nest(given)
+
+
+def _unwrapped(params: Any) -> Mapping[Any, Any]:
+    if not isinstance(params, Mapping):
+        raise ConfigError(
+            f"got params of type {type(params).__name__}, wanted a dict of arrays as "
+            "jaxpage.init_params gives it; pass the parameters alone"
+        )
+    if set(params) == {"params"} and isinstance(params["params"], Mapping):
+        return params["params"]
+    return params
+
+
+def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Leaves:
+    if not isinstance(tree, Mapping):
+        return {path: tree}
+    found: Leaves = {}
+    for name in tree:
+        found |= _leaves(tree[name], (*path, str(name)))
+    return found
+
+
+def _nest(leaves: Leaves) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for (*names, last), leaf in leaves.items():
+        place = tree
+        for name in names:
+            place = place.setdefault(name, {})
+        place[last] = leaf
+    return tree
+
+
+def _checked_leaf(path: tuple[str, ...], leaf: Any, wanted: jax.ShapeDtypeStruct) -> Any:
+    leaf = _unboxed(leaf)
+    if isinstance(leaf, Tracer):
+        raise _wrong(path, "a tracer", wanted, "build the engine outside of jit")
+    if not isinstance(leaf, jax.Array | np.ndarray):
+        raise _wrong(path, f"a {type(leaf).__name__}", wanted, "pass a jax or NumPy array")
+    if leaf.shape != wanted.shape or leaf.dtype != wanted.dtype:
+        remedy = "cast it, or change the config's dtype"
+        if leaf.shape != wanted.shape:
+            remedy = "transpose it" if leaf.shape == wanted.shape[::-1] else "reshape it"
+        raise _wrong(path, _kind(leaf), wanted, remedy)
+    if isinstance(leaf, jax.Array) and leaf.is_deleted():
+        raise _wrong(path, "a deleted or donated array", wanted, "pass what replaced it")
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        raise _wrong(path, "an array of several processes", wanted, "gather it first")
+    return leaf
+
+
+def _unboxed(leaf: Any) -> Any:
+    """The array of Flax's variables (nnx.Param) and boxes (nn.Partitioned)."""
+    from flax import nnx
+    from flax.core import meta
+
+    if isinstance(leaf, nnx.Variable):
+        leaf = leaf.get_value()
+    return leaf.unbox() if isinstance(leaf, meta.AxisMetadata) else leaf
+
+
+def _wrong(
+    path: tuple[str, ...], got: str, wanted: jax.ShapeDtypeStruct, remedy: str
+) -> ConfigError:
+    return ConfigError(f"got {got} as params {_name(path)}, wanted {_kind(wanted)}; {remedy}")
+
+
+def _name(path: tuple[str, ...]) -> str:
+    return repr("/".join(path))
+
+
+def _kind(leaf: Any) -> str:
+    return f"{leaf.dtype.name}[{','.join(map(str, leaf.shape))}]"
+
+
+def _holds(given: Leaves) -> str:
+    names = list(dict.fromkeys(path[0] for path in given if path))
+    return f" (there are {', '.join(names[:4])}{', ...' if len(names) > 4 else ''})"

@@ -1,0 +1,28 @@
+"""Numbers as callers have them, as Python's own: NumPy's, and arrays of jax, torch or NumPy.
+
+Knows no array library: an array is what has `tolist`, and a scalar is one without axes.
+"""
+
+from __future__ import annotations
+
+from numbers import Integral, Real
+from typing import Any
+
+
+def plain(value: Any) -> Any:
+    """A Python number for a scalar of any library, nested lists for an array, else the value.
+
+    Whole numbers stay whole and others don't become so: 2.0 is no 2.
+    """
+    if isinstance(value, bool | int | float | str | bytes):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
+    return value.tolist() if is_array(value) else value
+
+
+def is_array(value: object) -> bool:
+    """Whether it is an array or a tensor, of no axis too."""
+    return hasattr(value, "tolist") and hasattr(value, "ndim") and hasattr(value, "dtype")

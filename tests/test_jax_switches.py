@@ -1,0 +1,87 @@
+"""JAX's own switches: under each, what the project computes is what it computes without.
+
+The whole table, every part under every switch, is `python -m benchmarks.switches`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import switches
+from benchmarks.switches import SWITCHES, Part, outcome, sharded
+from jaxpage import native
+
+ATTENTION = "native" if native.is_built() else "xla"
+ROUNDS_ANEW = ("explicit mesh", "auto mesh", "disable jit")
+"""Another program of a function that the caller compiles, or none; engines compile their own."""
+EAGER = ("block moves", "init_cache", "init_params", "inputs", "merge", "quantize", "kernel write")
+COMPILED = (
+    "forward xla prefill", "jit sample drawn", "jit sample penalised", "jit sample edited",
+    "forward xla shared prefix", "kernel shared prefix",
+)  # fmt: skip
+PARTS = {
+    "x64": (*EAGER, *COMPILED, "forward reference decode", "prompt logprobs", "kernel prefill"),
+    "transfer guard": (*EAGER, "forward reference decode", "sample edited", "oracle decode"),
+    "debug infs": ("sample edited", "jit sample edited", "kernel decode with lse", "merge"),
+    "debug nans": ("sample edited", "forward reference decode"),
+    "disable jit": ("forward xla decode", "jit sample drawn", "kernel decode"),
+    "explicit mesh": ("jit sample drawn", "kernel decode"),
+}
+
+
+@cache
+def all_parts() -> dict[str, Part]:
+    return switches.parts()
+
+
+@pytest.mark.parametrize("switch", [name for name in SWITCHES if name != "second device"])
+def test_an_engine_built_and_run_under_a_switch_gives_the_same_bits(switch: str) -> None:
+    name = f"engine {ATTENTION}"
+    assert outcome(name, all_parts()[name], SWITCHES[switch]) == "same"
+
+
+@pytest.mark.parametrize(
+    ("switch", "part"), [(switch, part) for switch, names in PARTS.items() for part in names]
+)
+def test_a_public_function_under_a_switch(switch: str, part: str) -> None:
+    allowed = ("same", "close") if switch in ROUNDS_ANEW else ("same",)
+    assert outcome(part, all_parts()[part], SWITCHES[switch]) in allowed
+
+
+@pytest.mark.parametrize(
+    "part",
+    ["forward xla prefill", "forward xla shared prefix", "jit sample drawn", "jit sample edited"],
+)
+@pytest.mark.parametrize("varying", ["all", "first"])
+def test_shard_map_takes_it_with_its_checks(part: str, varying: str) -> None:
+    assert sharded(part, all_parts()[part], varying=varying) == "close"
+
+
+def test_the_comparison_can_fail() -> None:
+    asked = []
+
+    def run() -> jax.Array:
+        asked.append(1)
+        return jnp.zeros(3) + len(asked)
+
+    assert outcome("a part that differs", Part(run), SWITCHES["x64"]) == "DIFFERENT"
+    broken = Part(lambda: jnp.zeros(3) / len(asked) if len(asked) < 3 else [][0])
+    asked.clear()
+    asked += [1, 1]
+    assert outcome("a part that is fine", broken, SWITCHES["x64"]) == "same"
+    asked.append(1)
+    assert outcome("a part that is fine", broken, SWITCHES["x64"]).startswith("FAILED: IndexError")
+
+
+@pytest.mark.skipif(not native.is_built(), reason="native kernels are not built")
+@pytest.mark.parametrize("part", ["native attention", "native product"])
+def test_a_native_kernel_maps_over_an_axis(part: str) -> None:
+    run, args = all_parts()[part]
+    both = jax.vmap(run)(*jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), args))
+    once = run(*args)
+    for leaf, wanted in zip(jax.tree.leaves(both), jax.tree.leaves(once), strict=True):
+        assert (leaf == wanted[None]).all()
