@@ -21,12 +21,10 @@ from numpy.typing import NDArray
 from convert.tensors import Tensor, checked_name, gathered, map_file
 from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
-from jaxpage.reading import read_json, reading
+from jaxpage.reading import MOST_JSON_BYTES, read_json, reading
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-MOST_HEADER_BYTES = 16 << 20
-"""Of a list of tensors, which as JSON may take twenty times its size in memory; 10 MB are known."""
 _MOST_DIMS = 8
 _DTYPES: dict[str, tuple[DType, np.dtype[Any]]] = {
     "F32": ("float32", np.dtype("<f4")),
@@ -40,7 +38,7 @@ def read_index(directory: Path, index_name: str) -> dict[str, str]:
     index = directory / index_name
     if not index.exists():
         return {}
-    weight_map = read_json(index, most=MOST_HEADER_BYTES).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     files = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not files or not all(isinstance(name, str) and _is_name(Path(name).name) for name in files):
         raise CheckpointError(
@@ -82,7 +80,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     with reading(path, "a whole safetensors file"):
         (header_bytes,) = struct.unpack_from("<Q", buffer)
         start = 8 + header_bytes
-        if start > len(buffer) or header_bytes > MOST_HEADER_BYTES:
+        if start > len(buffer) or header_bytes > MOST_JSON_BYTES:
             raise ValueError(f"its header of {header_bytes} bytes is longer than it may be")
         header = json.loads(buffer[8:start])
         if not isinstance(header, dict):

@@ -16,8 +16,9 @@ from typing import Any, BinaryIO
 
 from jaxpage.errors import CheckpointError, JaxpageError, RequestError
 
-MOST_JSON_BYTES = 64 << 20
-"""Most of a settings file or of a shard's index; the largest index known has 10 MB."""
+MOST_JSON_BYTES = 16 << 20
+"""Of JSON, which may take twenty times its size in memory; the largest known, an index, has 10 MB.
+"""
 MOST_TOKENIZER_BYTES = 512 << 20
 """Most of a tokenizer's file; the largest known has 35 MB."""
 _PASSING = (JaxpageError, KeyboardInterrupt, SystemExit, GeneratorExit, Warning)
