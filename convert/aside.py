@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jaxpage.errors import CheckpointError
+from jaxpage.reading import reason
 
 MARK = "config.json"
 """Without it a directory is no model: it is taken away first and put there last."""
@@ -65,9 +66,8 @@ def _refused(destination: Path) -> Iterator[None]:
     except CheckpointError:
         raise
     except (OSError, RuntimeError, ValueError) as error:  # a circle of links, a zero byte
-        reason = getattr(error, "strerror", None) or error
         raise CheckpointError(
-            f"got destination {destination} that can't be written ({reason}), wanted a new "
+            f"got destination {destination} that can't be written ({reason(error)}), wanted a new "
             "directory in a place that can; choose another"
         ) from None
 

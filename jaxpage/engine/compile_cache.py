@@ -10,11 +10,15 @@ from __future__ import annotations
 import json
 import logging
 import os
+import stat
 import zlib
 from functools import cache
 from pathlib import Path
 
 import jax
+
+from jaxpage.errors import CheckpointError
+from jaxpage.reading import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +40,7 @@ def enable() -> None:
         is_writable = os.access(directory, os.W_OK | os.X_OK)
         if is_writable:
             remove_torn(directory)
-    except (OSError, RuntimeError) as error:  # RuntimeError: nobody's home
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
         _say(f"compiled programs are not kept: no cache directory ({error}); set XDG_CACHE_HOME")
         return
     jax.config.update("jax_compilation_cache_dir", str(directory))
@@ -48,15 +52,15 @@ def remove_torn(directory: Path) -> int:
     """Removes the entries that were cut short while written; returns how many."""
     record = directory.with_name(f"{directory.name}-checked.json")
     known, seen, torn = _read(record), {}, 0
-    for entry in os.scandir(directory):
-        if not entry.name.endswith("-cache") or not entry.is_file(follow_symlinks=False):
+    for entry in directory.glob("*-cache"):
+        status = entry.lstat()
+        if not stat.S_ISREG(status.st_mode):
             continue
-        status = entry.stat(follow_symlinks=False)
         mark = [status.st_size, status.st_mtime_ns]
-        if known.get(entry.name) == mark or _is_whole(Path(entry.path)):
+        if known.get(entry.name) == mark or _is_whole(entry):
             seen[entry.name] = mark
         else:
-            Path(entry.path).unlink(missing_ok=True)
+            entry.unlink(missing_ok=True)
             torn += 1
     if seen != known:
         aside = record.with_name(f"{record.name}.{os.getpid()}")
@@ -73,10 +77,9 @@ def _cache_home() -> Path:
 
 def _read(record: Path) -> Seen:
     try:
-        found = json.loads(record.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        return read_json(record)
+    except CheckpointError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _is_whole(path: Path) -> bool:
