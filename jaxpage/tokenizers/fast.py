@@ -8,7 +8,6 @@ text.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
@@ -25,11 +24,10 @@ from jaxpage.tokenizers.base import (
     TokenizerInfo,
     adds_special_tokens,
 )
-from jaxpage.tokenizers.streams import ByteStream, Piece, PieceStream, WordStream
+from jaxpage.tokenizers.streams import ByteStream, Piece, PieceStream, WordStream, spelt_byte
 
 StreamMaker = Callable[[Callable[[int], str | None]], TextStream]
 _CANNOT = "a text that the tokenizer can't take"
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class FastTokenizer(DescribedTokenizer):
@@ -132,8 +130,8 @@ def _replacing(step: dict[str, Any]) -> Callable[[str], Piece]:
         )
 
     def piece(token: str) -> Piece:
-        byte = _BYTE.fullmatch(token)
-        return token.replace(old, new) if byte is None else int(byte[1], 16)
+        byte = spelt_byte(token)
+        return token.replace(old, new) if byte is None else byte
 
     return piece
 

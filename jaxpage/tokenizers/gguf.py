@@ -37,6 +37,8 @@ _PARTS = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad
 """By our name the file's, "seperator" as it is spelt there."""
 _SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unknown": 0}
 """Ids that hold in a sentencepiece vocabulary which says nothing else."""
+_NAMED = (UNKNOWN, CONTROL, USER_DEFINED)
+"""Types of the tokens that are cut out of a text before it is encoded."""
 T = TypeVar("T")
 
 
@@ -78,7 +80,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> FastTokenizer:
         [
             AddedToken(token, normalized=False, special=kind != USER_DEFINED)
             for token, kind in zip(tokens, types, strict=True)
-            if kind in (UNKNOWN, CONTROL, USER_DEFINED)
+            if kind in _NAMED
         ]
     )
     if info.adds_bos:
@@ -141,9 +143,6 @@ def _info(
         adds_bos="bos" in ids and _get(metadata, "add_bos_token", bool, adds_bos),
         chat_template=template,
     )
-
-
-_NAMED = (UNKNOWN, CONTROL, USER_DEFINED)
 
 
 def _token_id(

@@ -30,6 +30,8 @@ _MOST_TRIAL_S = 1.0
 _GROWTH = {"ByteLevel": 4, "Metaspace": 2, "BertNormalizer": 3, "Precompiled": 8}
 """How many times as long a step can make a text; 1 for those that are not here. Unicode's forms
 are not: they grow no text twice."""
+_LISTS = ("normalizers", "pretokenizers", "processors")
+"""Where a step of steps keeps them."""
 
 
 def read_backend(path: Path) -> tokenizers.Tokenizer:
@@ -100,9 +102,6 @@ def _steps(step: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
         return
     for each in inner:
         yield from _steps(each)
-
-
-_LISTS = ("normalizers", "pretokenizers", "processors")
 
 
 def _state(part: Any) -> dict[str, Any] | None:

@@ -23,13 +23,12 @@ from jaxpage.tokenizers.base import (
     adds_special_tokens,
 )
 from jaxpage.tokenizers.sentencepiece_proto import ModelParts, read_model_proto
-from jaxpage.tokenizers.streams import Piece, PieceStream
+from jaxpage.tokenizers.streams import Piece, PieceStream, spelt_byte
 
 WORD_START = "\u2581"
 # Fields of a serialized message that come twice are merged, the later wins: this one, appended to
 # a model, is `normalizer_spec { add_dummy_prefix: false }`.
 _NO_SPACE_BEFORE_TEXT = bytes([0x1A, 2, 0x18, 0])
-_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class SentencePieceTokenizer(DescribedTokenizer):
@@ -139,8 +138,8 @@ class SentencePieceTokenizer(DescribedTokenizer):
         if not 0 <= token_id < self._processor.GetPieceSize():
             return None
         piece = self._processor.IdToPiece(token_id)
-        byte = _BYTE.fullmatch(piece) if self._processor.IsByte(token_id) else None
-        return piece.replace(WORD_START, " ") if byte is None else int(byte[1], 16)
+        byte = spelt_byte(piece) if self._processor.IsByte(token_id) else None
+        return piece.replace(WORD_START, " ") if byte is None else byte
 
 
 def processor_of(

@@ -8,10 +8,18 @@ could still change is held in `pending`.
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable
 
 REPLACEMENT = "\ufffd"
 Piece = str | int | None
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def spelt_byte(token: str) -> int | None:
+    """The byte that a token like "<0x0A>" stands for; None for every other token."""
+    match = _BYTE.fullmatch(token)
+    return None if match is None else int(match[1], 16)
 
 
 class ByteStream:
