@@ -137,6 +137,6 @@ def test_settings_with_a_logit_bias_hash_and_stay_as_they_are() -> None:
     pairs[9] = 1.0
     assert dict(given.logit_bias or {}) == {7: 1.5, 3: -2.0}
     with pytest.raises(TypeError):
-        given.logit_bias[5] = 1.0  # type: ignore[index]
+        given.logit_bias[5] = 1.0  # type: ignore[index]  # what is refused
     for again in (copy.deepcopy(given), pickle.loads(pickle.dumps(given)), replace(given, seed=1)):
         assert again.logit_bias == given.logit_bias

@@ -76,7 +76,7 @@ def test_what_holds_no_ids_is_a_request_error(prompt: Any) -> None:
 def test_a_scalar_is_no_list_of_prompts() -> None:
     for scalar in (np.int32(5), jnp.array(5), Tensor(5)):
         with pytest.raises(RequestError, match="got prompts of type int"):
-            as_prompts(scalar)  # type: ignore[arg-type]
+            as_prompts(scalar)  # type: ignore[arg-type]  # what is refused
 
 
 def test_a_request_takes_an_array() -> None:

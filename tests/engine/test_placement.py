@@ -127,7 +127,7 @@ def test_programs_are_traced_under_the_callers_settings() -> None:
     seen = []
 
     def lower() -> Any:
-        seen.append(jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
+        seen.append(jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]  # made at run time
         return jax.jit(lambda: jnp.zeros(3)).lower()
 
     programs = Programs()
