@@ -116,31 +116,27 @@ def array(kind: int, count: int, data: bytes) -> bytes:
     return struct.pack("<IQ", kind, count) + data
 
 
-def test_numbers_by_the_million_are_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "width"), [(0, 1), (8, 8)], ids=["numbers", "texts"])
+def test_values_by_the_million_are_passed_over_and_refused_where_asked_for(
+    kind: int, width: int, tmp_path: Path
+) -> None:
     count = 5_000_000
     path = gguf(
         tmp_path / "a.gguf",
-        ("x.bytes", 9, array(0, count, bytes(count))),
+        ("x.many", 9, array(kind, count, bytes(width * count))),
         ("x.after", 4, struct.pack("<I", 7)),
     )
-    with pytest.warns(UserWarning, match=r"x\.bytes is left out"):
-        assert read_gguf_metadata(path) == {"x.after": 7}
-
-
-def test_texts_by_the_million_are_refused(tmp_path: Path) -> None:
-    count = 5_000_000
-    path = gguf(tmp_path / "a.gguf", ("x.texts", 9, array(8, count, bytes(8 * count))))
-    with pytest.raises(CheckpointError, match="it holds 5000000 values under one key"):
-        read_gguf_metadata(path)
+    metadata = read_gguf_metadata(path)
+    assert list(metadata) == ["x.many", "x.after"] and metadata["x.after"] == 7
+    with pytest.raises(CheckpointError, match=r"got 5000000 entries of x\.many in .*a\.gguf"):
+        metadata["x.many"]
 
 
 def test_a_description_that_is_no_utf8_is_repaired(tmp_path: Path) -> None:
     text = struct.pack("<Q", 3) + b"a\xffb"
     path = gguf(tmp_path / "a.gguf", ("general.description", 8, text))
-    with pytest.warns(UserWarning, match="no UTF-8"):
+    with pytest.warns(UserWarning, match=r"general\.description in .* isn't UTF-8"):
         assert read_gguf_metadata(path) == {"general.description": "a\ufffdb"}
-    with pytest.raises(CheckpointError, match="utf-8"):
-        read_gguf_metadata(gguf(tmp_path / "b.gguf", ("x.name", 8, text)))
 
 
 @pytest.mark.filterwarnings("ignore")
