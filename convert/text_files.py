@@ -105,9 +105,10 @@ def _fault_of_tokenizer(directory: Path) -> list[str]:
 
 
 def _write_default_template(source: Path, destination: Path) -> list[str]:
-    """Writes down the template that the source's name decides: the destination has another."""
+    """Writes down the template that the source's name or tokens decide, so that the destination,
+    which has another name, keeps it; returns what to warn of."""
     template = load_tokenizer(source).chat_template
     if not isinstance(template, DefaultTemplate):
         return []
     (destination / "chat_template.jinja").write_text(template, encoding="utf-8")
-    return [f"{source} has no chat template; {template.whose} was written, by its name"]
+    return [f"{source} has no chat template; {template.whose}, the default, was written"]
