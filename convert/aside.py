@@ -79,7 +79,7 @@ def _missing(directory: Path) -> list[Path]:
 
 @contextmanager
 def _claimed(destination: Path) -> Iterator[Path]:
-    """The locked directory where `destination` is written, the same whoever asks for it."""
+    """The locked directory where `destination` is written, the same in every process."""
     digest = hashlib.sha256(os.fsencode(destination)).hexdigest()[:12]
     name = f".{destination.name[:_LONGEST_NAME]}.{digest}.unfinished"
     with _refused(destination):

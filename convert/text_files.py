@@ -54,7 +54,7 @@ def find_tokenizer(path: Path) -> Path | None:
 def write_text_files(model: StoredModel, destination: Path) -> list[str]:
     """Copy or write what a tokenizer is built from; returns what to warn of: that there is none."""
     place = find_tokenizer(model.path)
-    # A tokenizer.json beside Meta's shards is somebody's choice, and copied as it is.
+    # A tokenizer.json beside Meta's shards was put there on purpose, and is copied as it is.
     is_written = model.kind == "meta" and place and not (place / _TOKENIZERS[0]).exists()
     if place and model.gguf_metadata is not None:
         save_tokenizer(tokenizer_from_gguf(model.gguf_metadata), destination)

@@ -44,6 +44,8 @@ def engine_terms(device: Device) -> Iterator[None]:
 @contextmanager
 def own_constants() -> Iterator[None]:
     """For what is called outside of any jit: there each constant of ours is a transfer, which
-    `jax_transfer_guard` may forbid, and an infinity that is meant trips `jax_debug_infs`."""
+    `jax_transfer_guard` may forbid, and an infinity that is meant trips `jax_debug_infs`.
+
+    pallas_kernels, which is used on its own too, has the same."""
     with jax.transfer_guard_host_to_device("allow"), jax.debug_infs(False):
         yield

@@ -7,7 +7,7 @@ raised out of the middle of the work, whatever it was, the next call drops the b
 in flight and goes on from there:
 
     told        "a": b c d      "e": f g         kept, with the news that are not taken in yet
-    books       queues, tables, cached prefixes  new: everybody is prefilled again
+    books       queues, tables, cached prefixes  new: every request is prefilled again
     in flight   steps 7 and 8                    dropped: the same tokens are drawn again
 """
 
@@ -122,8 +122,8 @@ class LLMEngine:
 
         `only_finished`: of those that have finished with it, which is all that some callers want.
         One that was interrupted, while a program was compiled or a result waited for, is taken up
-        where it was; anywhere else, or after an error, everybody goes on from the tokens they
-        have. Who can't be run fails alone, with an error; an error that is nobody's is raised.
+        where it was; anywhere else, or after an error, every request goes on from the tokens it
+        has. One that can't be run fails alone, with an error; an error of no request is raised.
         """
         with self.gate, self._stepping:
             self._settle()
@@ -146,18 +146,18 @@ class LLMEngine:
 
         The others go on. With the last one the steps in flight are forgotten too.
         """
-        was_broken, self._whole.is_broken = self._whole.is_broken, True
+        needs_new_books, self._whole.is_broken = self._whole.is_broken, True
         for request_id in request_ids:
             self._changed.pop(request_id, None)
-            if self._live.pop(request_id, None) is not None and not was_broken:
+            if self._live.pop(request_id, None) is not None and not needs_new_books:
                 self._scheduler.drop(request_id)
-        if not self._live and not was_broken:
-            was_broken = self._unsent is not None  # the books hold it as run
+        if not self._live and not needs_new_books:
+            needs_new_books = self._unsent is not None  # the old ones hold that plan as run
             self._undispatched = None
             self._in_flight.clear()
             self._scheduler.drop_unread()
             self._scheduler.news.clear()
-        self._whole.is_broken = was_broken
+        self._whole.is_broken = needs_new_books
         self._settle()
 
     def reset_prefix_cache(self) -> None:
@@ -329,7 +329,7 @@ class LLMEngine:
             return
         self._in_flight.clear()
         self._undispatched = None
-        self._take_news()  # who is at an end by it needs no place in the books
+        self._take_news()  # what has ended by it needs no place in the books
         going_on = [live.resumed() for live in self._live.values() if not live.is_finished]
         self._scheduler.restart(going_on)
         self._whole.is_broken = False

@@ -1,8 +1,8 @@
 """What an exception leaves behind: work cut off in the middle, and faults that are a request's own.
 
 An interrupt may fall between any two instructions, an error out of any call. So nothing here tries
-to undo: work that must be gone through as a whole is marked while it is done, and whoever finds a
-mark that was left builds anew what the work was about.
+to undo: work that must be gone through as a whole is marked while it is done, and the next call
+that finds a mark left builds anew what the work was about.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 class StepFault(Exception):
     """A step that can't be run; what the pool held is lost.
 
-    `seq_ids`: whose requests fail for it, with this text; none where nobody is to blame.
+    `seq_ids`: sequences whose requests fail for it, with this text; none where none is to blame.
     """
 
     def __init__(self, text: str, seq_ids: Iterable[int] = ()) -> None:

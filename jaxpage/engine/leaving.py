@@ -14,8 +14,8 @@ import weakref
 from contextlib import AbstractContextManager
 from typing import Any
 
-MOST_SECONDS = 60.0
-"""That a process which ends waits for a step."""
+MOST_WAIT_S = 60.0
+"""How long a process that ends waits for a step."""
 _gates: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -29,4 +29,4 @@ def new_gate() -> AbstractContextManager[Any]:
 @atexit.register
 def _close() -> None:
     for gate in tuple(_gates):
-        gate.acquire(timeout=MOST_SECONDS)
+        gate.acquire(timeout=MOST_WAIT_S)

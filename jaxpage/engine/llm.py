@@ -206,7 +206,7 @@ class LLM:
 
     @property
     def engine(self) -> LLMEngine:
-        """The engine under the calls, which belongs to nobody while no call runs."""
+        """The engine under the calls; free for other use while none of them runs."""
         self._settle()
         return self._engine
 

@@ -55,7 +55,7 @@ class Scheduler:
         """
         self.counters = Counters()
         self.news: deque[SequenceUpdate] = deque()
-        """What there is to tell, oldest first; whoever has taken one in removes it."""
+        """What there is to tell, oldest first; taking one in is followed by removing it."""
         self._config = config
         self._cache = cache
         self._prefill_ladder = prefill_ladder
@@ -148,7 +148,7 @@ class Scheduler:
             self._forget(group)
 
     def drop_unread(self) -> None:
-        """Takes the plans that are not read for read: nobody waits for what they drew.
+        """Takes the plans that are not read for read: what they drew is wanted by no request.
 
         What they write is written: the device runs them before any plan that comes.
         """
@@ -158,9 +158,9 @@ class Scheduler:
     def restart(self, going_on: Iterable[Resumed]) -> None:
         """Books as on the first day, and in line those that go on, with the tokens they have.
 
-        For when the old books can't be trusted, or the pool is lost: nothing that is in them is
-        asked for but who came when and what has been counted. It may be done again, also where it
-        was broken off. News stay.
+        For when the old books can't be trusted, or the pool is lost: nothing in them is looked at
+        but the order in which requests came and what has been counted. It may be done again, also
+        where it was broken off. News stay.
         """
         planner = self._new_planner()
         self._peaks = (self.peak_blocks_used, self.peak_blocks_saved)

@@ -2,8 +2,8 @@
 attention, and what sampling reads of all logits.
 
 They exist where the package was built with a C++ compiler, for an XLA interface that the JAX at
-hand takes; `is_built` tells. A leaf: knows arrays
-only, no step and no model. In a checkout: python setup.py build_ext --inplace
+hand takes; `is_built` tells. A leaf: knows arrays only, no step and no model. In a checkout:
+python setup.py build_ext --inplace
 """
 
 from jaxpage.native.kernels import (

@@ -17,8 +17,8 @@ FEW_ROWS = 64
 and a sum is added up in another order (kFewRows in kernels.h)."""
 WEIGHTS = (jnp.float32, jnp.bfloat16)
 """Dtypes of weights and pools; everything else is float32."""
-MOST = 2**40
-"""A window of more positions hides none."""
+WIDEST_WINDOW = 2**40
+"""In positions; one as wide hides none."""
 
 
 def product(x: Array, w: Array) -> Array:
@@ -122,7 +122,7 @@ def paged_attention(
     rows = (slots, block_tables, context_lens, query_starts)
     _check_attention(q, k, v, k_pool, v_pool)
     _check_rows(q.shape[0], *rows)
-    window = MOST if sliding_window is None else min(sliding_window, MOST)
+    window = WIDEST_WINDOW if sliding_window is None else min(sliding_window, WIDEST_WINDOW)
     if window < 1:
         raise ConfigError(f"got sliding_window={sliding_window}, wanted at least 1 or None")
     pool = jax.ShapeDtypeStruct(k_pool.shape, k_pool.dtype)

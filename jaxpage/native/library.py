@@ -25,7 +25,7 @@ MISSING = (
     "found no native CPU kernels that load here, so this runs in plain XLA, at half the speed; "
     "install with a C++ compiler at hand (in a checkout: python setup.py build_ext --inplace)"
 )
-"""The one line that whoever falls back shows."""
+"""The one line that is shown where XLA runs instead."""
 INTERFACE = 5
 """Counts the changes of what ffi.cpp exports and takes; a library of another count is not used."""
 CALLS = ("product", "norm", "gate", "rotate", "summarise", "attention")

@@ -1,8 +1,8 @@
 """The key-value part of a GGUF file, without its tensors.
 
 The reader of the gguf package takes seconds over the half million strings of a vocabulary; this
-one walks a memory map once and makes a value when it is asked for, so that what nobody needs costs
-nothing. Knows nothing of what the keys mean.
+one walks a memory map once and makes a value when it is asked for, so that what is not needed
+costs nothing. Knows nothing of what the keys mean.
 Source of the layout: docs/gguf.md of ggml.
 """
 
