@@ -18,6 +18,7 @@ import importlib.util
 import json
 import random
 import shutil
+import sys
 import tempfile
 import time
 from array import array
@@ -155,8 +156,9 @@ def compare(tokenizer: Tokenizer, library: Encode, every: list[str]) -> dict[str
     }
 
 
-def main() -> None:
-    """Prints a JSON object a vocabulary."""
+def main() -> int:
+    """Prints a JSON object a vocabulary; 1 where any id differs."""
+    differs = False
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -171,8 +173,10 @@ def main() -> None:
                 print(json.dumps({"vocabulary": make.__name__, "skipped": str(error)}))
                 continue
             found = compare(tokenizer, library, every)
+        differs |= found["first_difference"] is not None
         print(json.dumps({"vocabulary": make.__name__, **found}, ensure_ascii=False), flush=True)
+    return int(differs)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
