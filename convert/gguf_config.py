@@ -6,7 +6,6 @@ As in hf_config every `llama.*` key is used, checked, known to be harmless, or r
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from convert.gguf_io import GgufFile
 from convert.hf_config import head_dim
 from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
+from jaxpage.tokenizers.gguf import special_id
 
 _USED = words(
     "vocab_size context_length embedding_length block_count feed_forward_length "
@@ -33,9 +33,7 @@ _CHECKED: dict[str, tuple[tuple[Any, ...], str]] = {
     "rope.scaling.type": (("none", "linear"), "other rotary stretching is not implemented"),
 }
 _HARMLESS = frozenset(("rope.scaling.finetuned", "use_parallel_residual"))
-# What sentencepiece's own trainer gives them. Source: `llama-vocab.cpp` of llama.cpp.
-_USUAL_IDS = {"bos_token_id": 1, "eos_token_id": 2}
-_EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_ENDS = ("eos", "eot", "eom")
 _ROPE_FREQS = "rope_freqs.weight"
 # Every published Llama 3.1 to 3.3 uses these; other values are fitted.
 _LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_LENGTH = 1.0, 4.0, 8192
@@ -85,7 +83,9 @@ def _config(fields: Fields, file: GgufFile) -> ModelConfig:
     scaling, max_positions = _rope_scaling(fields, file, theta, size)
     window = "attention.sliding_window"
     vocab_size = _vocab_size(fields, file)
-    ends = (_special_id(file, key, vocab_size) for key in _EOS_KEYS)
+    bos, *ends = (
+        special_id(file.metadata, name, vocab_size, source=file.path) for name in ("bos", *_ENDS)
+    )
     return ModelConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
@@ -103,29 +103,10 @@ def _config(fields: Fields, file: GgufFile) -> ModelConfig:
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
         sliding_window=fields.integer(window) if fields.has(window) else None,
-        bos_token_id=_special_id(file, "bos_token_id", vocab_size),
+        bos_token_id=bos,
         eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
         dtype=file.stored_dtype,
     )
-
-
-def _special_id(file: GgufFile, key: str, vocab_size: int) -> int | None:
-    """The id that a key states; as in llama.cpp one that there isn't is the format's default."""
-    is_sentencepiece = file.metadata.get("tokenizer.ggml.model") == "llama"
-    usual = _USUAL_IDS.get(key) if is_sentencepiece else None
-    value = file.metadata.get(f"tokenizer.ggml.{key}")
-    if value is None:
-        return usual
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise Fields({}, str(file.path)).wrong(f"tokenizer.ggml.{key}", value, "a token id")
-    if 0 <= value < vocab_size:
-        return value
-    warnings.warn(
-        f"got tokenizer.ggml.{key}={value} in {file.path}, which is no id of its {vocab_size} "
-        f"tokens; {'none' if usual is None else usual} is used",
-        stacklevel=2,
-    )
-    return usual
 
 
 def _vocab_size(fields: Fields, file: GgufFile) -> int:

@@ -147,8 +147,8 @@ def test_a_name_decides_the_default_template() -> None:
         (byte_level_keys(merges=["a b", "a"]), "wanted each token once and two a merge"),
         (byte_level_keys(merges=["a zz"]), "got a GGUF file's tokens and merges"),
         (byte_level_keys(tokens=["a"] * len(byte_level_keys()["tokens"])), "are repeated"),
-        (byte_level_keys(eos_token_id="2"), "tokenizer.ggml.eos_token_id that is str, wanted int"),
-        (byte_level_keys(eos_token_id=True), "tokenizer.ggml.eos_token_id that is bool"),
+        (byte_level_keys(eos_token_id="2"), "eos_token_id='2' in the GGUF file, wanted a token id"),
+        (byte_level_keys(eos_token_id=True), "tokenizer.ggml.eos_token_id=True in"),
         (byte_level_keys(merges=[1, 2]), "a GGUF file with tokenizer.ggml.merges with int in it"),
         (byte_level_keys(tokens=[], token_type=[]), "a GGUF file with no tokens, wanted"),
         (

@@ -223,7 +223,9 @@ def test_an_end_that_is_no_special_token_ends_nothing(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_special_ids_of_a_gguf_that_are_out_of_range_are_repaired(ids: dict[str, Any]) -> None:
     keys = {f"tokenizer.ggml.{k}": v for k, v in sentencepiece_keys(**ids).items()}
-    with pytest.warns(UserWarning, match=rf"{next(iter(ids))}=\d+ beside \d+ tokens"):
+    with pytest.warns(
+        UserWarning, match=rf"{next(iter(ids))}=\d+ in the GGUF file beside \d+ tokens"
+    ):
         tokenizer = tokenizer_from_gguf(keys)
     assert tokenizer.encode("cat")[0] == 1
     assert 2 in tokenizer.eos_token_ids

@@ -7,6 +7,7 @@ Source of the keys: docs/gguf.md of ggml; of the defaults: `llama-vocab.cpp` of 
 from __future__ import annotations
 
 import math
+import reprlib
 import warnings
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -59,6 +60,36 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> FastTokenizer | Sentence
     )
 
 
+def special_id(
+    metadata: Mapping[str, Any], name: str, num_tokens: int, *, source: object = "the GGUF file"
+) -> int | None:
+    """The id of a special token ("bos", "eot", ...) by the file, else by the format; or None.
+
+    As in llama.cpp an id that none of the tokens has is warned of, and the format's own is taken
+    for it. Raises CheckpointError for a value of another type. `source` names the file.
+    """
+    key = f"{_PREFIX}{name}_token_id"
+    is_sentencepiece = metadata.get(_PREFIX + "model") == "llama"
+    default = _SENTENCEPIECE_IDS.get(name) if is_sentencepiece else None
+    if default is not None and default >= num_tokens:
+        default = None
+    value = metadata.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise CheckpointError(
+            f"got {key}={reprlib.repr(value)} in {source}, wanted a token id; convert it again"
+        )
+    if 0 <= value < num_tokens:
+        return value
+    warnings.warn(
+        f"got {key}={value} in {source} beside {num_tokens} tokens; "
+        f"{'no token' if default is None else f'the default, {default},'} is taken for it",
+        stacklevel=2,
+    )
+    return default
+
+
 def _byte_level(metadata: Mapping[str, Any]) -> FastTokenizer:
     tokens, types = _tokens(metadata)
     rule = _pre_tokenizer(metadata)
@@ -93,7 +124,7 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> SentencePieceTokenizer:
     scores = [float(score) for score in _per_token(metadata, "scores", (float, int), 0.0)]
     if any(math.isnan(score) for score in scores):
         raise _bad("scores that are no numbers", "a score for each token")
-    info = _info(metadata, tokens, types, adds_bos=True, defaults=_SENTENCEPIECE_IDS)
+    info = _info(metadata, tokens, types, adds_bos=True)
     special = {
         name: tokens.index(text) if (text := info.special_tokens.get(f"{name}_token")) else None
         for name in ("unk", "bos", "eos", "pad")
@@ -120,12 +151,11 @@ def _info(
     types: list[int],
     *,
     adds_bos: bool,
-    defaults: Mapping[str, int] | None = None,
 ) -> TokenizerInfo:
     ids = {
         name: index
         for name in (*_PARTS.values(), "mask", "eot", "eom")
-        if (index := _token_id(metadata, name, len(tokens), (defaults or {}).get(name))) is not None
+        if (index := special_id(metadata, name, len(tokens))) is not None
     }
     special = {f"{part}_token": tokens[ids[key]] for part, key in _PARTS.items() if key in ids}
     named = {token: index for index, token in enumerate(tokens) if types[index] in _NAMED}
@@ -143,23 +173,6 @@ def _info(
         adds_bos="bos" in ids and _get(metadata, "add_bos_token", bool, adds_bos),
         chat_template=template,
     )
-
-
-def _token_id(
-    metadata: Mapping[str, Any], name: str, num_tokens: int, default: int | None
-) -> int | None:
-    key = f"{name}_token_id"
-    value = _get(metadata, key, int, None)
-    if default is not None and default >= num_tokens:
-        default = None
-    if value is None or 0 <= value < num_tokens:
-        return default if value is None else value
-    warnings.warn(
-        f"the GGUF file has {_PREFIX}{key}={value} beside {num_tokens} tokens; "
-        f"{'no token' if default is None else f'the default, {default},'} is taken for it",
-        stacklevel=2,
-    )
-    return default
 
 
 def _tokens(metadata: Mapping[str, Any]) -> tuple[list[str], list[int]]:
