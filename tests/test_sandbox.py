@@ -38,7 +38,7 @@ def growing(start: str, step: str, use: str) -> str:
         growing("(1,)", "(ns.x, ns.x)", "{{ ns.x == ns.x }}"),
         growing("{}", "{'a': ns.x, 'b': ns.x}", "{{ ns.x | tojson }}"),
         growing("[1]", "ns.x + ns.x", ""),
-        growing("[[1]]", "ns.x | sum(start=ns.x) + ns.x", ""),
+        growing("[[]]", "ns.x | sum(start=ns.x) + ns.x", ""),
         "{% set a = namespace() %}{% set a.b = a %}{{ a }}",
         "{{ [namespace()] }}",
         "{{ 'a' * 10**10 }}{{ [1] * 10**10 }}",
@@ -58,14 +58,13 @@ def growing(start: str, step: str, use: str) -> str:
         "{{ 'a'.join(['b' * 1000000] * 10000) }}",
         "{{ (5).to_bytes(10**10, 'big') }}",
         "{{ ('\u00e9' * 10000).translate({233: 'x' * 1000000}) }}",
-        "{{ lipsum(n=10**9) }}",
         "{% set t = 'x' * 10000000 %}{% for i in range(9999) %}{{ t }}{% endfor %}",
         "{% set x %}{% for i in range(99) %}{{ 'x' * 9**6 }}{% endfor %}{% endset %}{{ x }}",
         "x" * 300_000,
     ],
 )  # fmt: skip
 def test_what_would_take_too_much_is_refused_before_it_is_made(template: str) -> None:
-    with pytest.raises(RequestError, match="chat template"):
+    with pytest.raises(RequestError, match=r"^got a chat template that .*, wanted one that writes"):
         render(MESSAGES, template=template)
 
 
@@ -98,6 +97,7 @@ def test_steps_and_time_are_counted(template: str, monkeypatch: pytest.MonkeyPat
         "{{ messages[0].content.encode('ascii') }}",
         "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
         "{% break %}",
+        "{{ lipsum(n=10**9) }}",
         "{{ '\\ud800' }}",
         "{{ " + "(" * 5000 + ")" * 5000 + " }}",
         "{% block x %}{{ self.x() }}{% endblock %}",

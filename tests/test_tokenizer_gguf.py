@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -232,9 +232,10 @@ def test_damage_is_an_error(tmp_path: Path, damage: Callable[[bytes], bytes]) ->
 
 
 def test_a_large_vocabulary_is_read_at_once(tmp_path: Path) -> None:
-    """The gguf package's reader takes seconds for this; generous, for busy machines."""
+    """The gguf package's reader takes seconds for this; of processor time, as machines are busy."""
     keys = {"tokens": [f"token{i}" for i in range(50_000)], "merges": ["a b"] * 50_000}
     path = write_gguf(tmp_path / "big.gguf", keys)
-    began = time.perf_counter()
-    assert len(read_gguf_metadata(path)) == 3
-    assert time.perf_counter() - began < 1.5
+    began = time.process_time()
+    metadata: Mapping[str, Any] = read_gguf_metadata(path)
+    assert [len(metadata[f"tokenizer.ggml.{key}"]) for key in keys] == [50_000, 50_000]
+    assert time.process_time() - began < 1.5
