@@ -75,7 +75,8 @@ class Attack:
         files = (path for name in self.target.mutated for path in self.directory.glob(name))
         self.whole = {path: path.read_bytes() for path in files if path.is_file()}
         assert self.whole, f"{self.target.name} has nothing to damage"
-        self.target.read(self.path)
+        with warnings.catch_warnings(action="ignore"):
+            self.target.read(self.path)
 
     def run(self, seed: int) -> Outcome:
         """Damages one file by the seed, reads, and mends it."""
@@ -91,8 +92,7 @@ class Attack:
 
     def _read(self) -> tuple[str, str]:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"):
                 self.target.read(self.path)
         except JaxpageError as error:
             text = str(error)
