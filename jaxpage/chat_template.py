@@ -25,9 +25,6 @@ from jaxpage.sandbox.meter import metered
 from jaxpage.tokenizers.base import ChatPrompt
 
 Message = Mapping[str, Any]
-_REFUSED = "messages that the model's chat template refuses"
-_WANTED = "roles and contents that it knows"
-_DO = "change the messages"
 
 VICUNA_TEMPLATE = """\
 {%- if messages[0]['role'] == 'system' -%}
@@ -167,6 +164,11 @@ def render(
             raise RequestError(f"got {_REFUSED} ({message}), wanted {_WANTED}; {_DO}") from error
         text.encode()  # half a surrogate pair is no text
     return ChatPrompt(text)
+
+
+_REFUSED = "messages that the model's chat template refuses"
+_WANTED = "roles and contents that it knows"
+_DO = "change the messages"
 
 
 def _special_tokens(tokenizer: ChatTokenizer) -> Mapping[str, Any]:

@@ -20,9 +20,9 @@ def plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, Real):
         return float(value)
-    return value.tolist() if _is_array(value) else value
+    return value.tolist() if is_array(value) else value
 
 
-def _is_array(value: object) -> bool:
+def is_array(value: object) -> bool:
     """Whether it is an array or a tensor, of no axis too."""
     return hasattr(value, "tolist") and hasattr(value, "ndim") and hasattr(value, "dtype")

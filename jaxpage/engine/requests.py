@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
+from numbers import Integral
 
 from jaxpage.config import ModelConfig
 from jaxpage.engine.detokenize import Detokenizer
@@ -59,7 +60,7 @@ class RequestFactory:
             arrival_s=time.monotonic(),
             eos_token_ids=self._eos_token_ids,
             bad_word_ids=self._bad_word_ids(params.bad_words),
-            priority=plain(priority),
+            priority=int(priority),
             cache_salt=cache_salt,
             beam=beam,
         )
@@ -163,10 +164,10 @@ def check_prompts(prompts: object) -> None:
 
 
 def _check_labels(request_id: object, priority: object, cache_salt: object) -> None:
-    """What requests are kept and ordered by: a wrong one would upset the queue for all."""
+    """What requests are kept and ordered by: a wrong one would upset the queue for everybody."""
     if not isinstance(request_id, str):
         raise RequestError(f"got request_id={request_id!r}, wanted a string; change it")
-    if type(plain(priority)) is not int:
+    if not isinstance(priority, Integral) or isinstance(priority, bool):
         raise RequestError(f"got priority={priority!r}, wanted a whole number; change it")
     if cache_salt is not None and not isinstance(cache_salt, str):
         raise RequestError(f"got cache_salt={cache_salt!r}, wanted a string or None; change it")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -86,8 +85,8 @@ def test_what_would_upset_the_queue_is_refused(wrong: dict[str, Any]) -> None:
         factory.build(**fields)
 
 
-@pytest.mark.parametrize("priority", [np.int64(-3), np.array(-3), jnp.int32(-3)])
-def test_a_priority_may_be_a_number_of_any_library(priority: Any) -> None:
+def test_a_priority_may_be_a_number_of_numpy() -> None:
     factory = RequestFactory(None, CONFIG, num_token_ids=500, seed=0)
+    priority: Any = np.int64(-3)
     built = factory.build("a", [1], SamplingParams(), priority=priority)
     assert built.priority == -3 and type(built.priority) is int
