@@ -149,6 +149,15 @@ def test_a_renamed_reserved_token_of_llama_3_keeps_its_id(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_a_named_token_without_text_is_none(tmp_path: Path, vocabulary: str) -> None:
+    plain = load(tmp_path / "plain", vocabulary)
+    config = {"added_tokens_decoder": {"9": {"content": ""}}, "additional_special_tokens": [""]}
+    named = load(tmp_path / "said", vocabulary, added_tokens={"": 9}, tokenizer_config=config)
+    assert named.vocab_size == plain.vocab_size
+    assert named.encode("the cat") == plain.encode("the cat")
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -176,6 +185,12 @@ def test_fields_of_another_type_are_refused(
         load(tmp_path, vocabulary, tokenizer_config={name: value})
     with pytest.raises(CheckpointError, match=r"added_tokens\.json.*, wanted an id"):
         load(tmp_path / "b", vocabulary, added_tokens={"x": "5"})
+
+
+def test_what_is_quoted_of_a_file_is_short(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"got x+\.\.\.") as refused:
+        load(tmp_path, "json", added_tokens={"x" * 10_000: None})
+    assert len(str(refused.value)) < 500
 
 
 def test_user_defined_tokens_of_a_gguf_are_cut_out_first(tmp_path: Path) -> None:

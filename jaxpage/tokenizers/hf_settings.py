@@ -8,6 +8,7 @@ token. Where files disagree, tokenizer_config.json wins.
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ MOST_TOKENS = 1 << 24
 _EXTRA = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 Json = dict[str, Any]
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,8 @@ def _added(directory: Path, said: Json, named: set[str]) -> dict[int, AddedToken
     found: dict[int, AddedToken] = {}
     path = directory / ADDED_FILE
     for text, token_id in _read(path).items():
+        if not text:  # would be found between any two characters
+            continue
         is_special = text in named
         token = AddedToken(text, special=is_special, normalized=not is_special)
         found[_id(path, text, token_id)] = token
@@ -213,5 +218,6 @@ def _names(directory: Path) -> tuple[str, ...]:
 
 def _wrong(path: Path, name: str, value: Any, wanted: str) -> CheckpointError:
     return CheckpointError(
-        f"got {name}={repr(value)[:80]} in {path}, wanted {wanted}; mend the file"
+        f"got {_SHORT.repr(name)[1:-1]}={_SHORT.repr(value)} in {path}, wanted {wanted}; "
+        "mend the file"
     )
