@@ -216,6 +216,32 @@ def test_user_defined_tokens_of_a_gguf_are_cut_out_first(tmp_path: Path) -> None
     assert saved.decode(saved.encode(text)) == defined.decode(defined.encode(text))
 
 
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize("bos", ["a b", "<:>", "$A", "$0:1", " cat", "", "[B]:0"])
+def test_any_text_may_begin_a_text(tmp_path: Path, vocabulary: str, bos: str) -> None:
+    said = {"bos_token": bos, "add_bos_token": True}
+    tokenizer = load(tmp_path, vocabulary, tokenizer_config=said)
+    bos_id = tokenizer.bos_token_id
+    if bos:
+        assert tokenizer.decode([bos_id], skip_special_tokens=False).strip() == bos.strip()
+        assert tokenizer.encode("the")[:2].count(bos_id) == 1
+    save_tokenizer(tokenizer, tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").encode("the cat") == tokenizer.encode("the cat")
+
+
+def test_marked_spaces_of_a_user_defined_token_are_spaces(tmp_path: Path) -> None:
+    keys = sentencepiece_keys()
+    new = {
+        "tokens": [*keys["tokens"], "\u2581\u2581"],
+        "scores": [*keys["scores"], 0.0],
+        "token_type": [*keys["token_type"], 4],
+    }
+    tokenizer = tokenizer_from_gguf({f"tokenizer.ggml.{k}": v for k, v in (keys | new).items()})
+    ids = tokenizer.encode("a  b")
+    assert len(keys["tokens"]) in ids
+    assert tokenizer.decode(ids) == "a  b"
+
+
 @pytest.mark.parametrize("name", ["eot_token_id", "eom_token_id"])
 def test_ends_of_a_gguf(name: str) -> None:
     keys = {f"tokenizer.ggml.{k}": v for k, v in byte_level_keys(**{name: 300}).items()}
