@@ -149,6 +149,43 @@ def test_a_renamed_reserved_token_of_llama_3_keeps_its_id(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_a_token_whose_part_another_file_gives_to_another_is_one(
+    tmp_path: Path, vocabulary: str
+) -> None:
+    config = {"eos_token": "<|a|>", "pad_token": "<|b|>"}
+    older = {"eos_token": "<|c|>", "pad_token": "<|d|>"}
+    tokenizer = load(tmp_path, vocabulary, tokenizer_config=config, special_tokens_map=older)
+    new = size(tmp_path, vocabulary)
+    ids = tokenizer.encode("<|a|><|b|><|c|><|d|>", add_special_tokens=False)
+    assert ids == [new, new + 1, new + 2, new + 3]
+    assert tokenizer.eos_token == "<|a|>"
+    assert {new, new + 2} <= set(tokenizer.eos_token_ids)
+    save_tokenizer(tokenizer, tmp_path / "saved")
+    saved = load_tokenizer(tmp_path / "saved")
+    assert saved.encode("<|a|><|b|><|c|><|d|>", add_special_tokens=False) == ids
+
+
+@pytest.mark.parametrize("vocabulary", [*VOCABULARIES, "json that has it"])
+def test_what_plays_a_part_is_special_whatever_its_flag(tmp_path: Path, vocabulary: str) -> None:
+    """As transformers has it."""
+    kind = vocabulary.split()[0]
+    new = size(tmp_path, kind)
+    said: dict[str, Any] = {"pad_token": "<|new|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    files = dict(VOCABULARIES[kind])
+    if vocabulary == kind:
+        said["added_tokens_decoder"] = {str(new): {"content": "<|new|>", "special": False}}
+    else:
+        backend = tokenizers.Tokenizer.from_str(byte_level_backend().to_str())
+        backend.add_tokens([AddedToken("<|new|>", lstrip=True, normalized=False, special=False)])
+        files["tokenizer.json"] = backend.to_str()
+    tokenizer = load_tokenizer(
+        write_files(tmp_path / "said", {**files, "tokenizer_config.json": json.dumps(said)})
+    )
+    assert tokenizer.encode("the <|new|>", add_special_tokens=False)[-1] == new
+    assert tokenizer.decode([new], skip_special_tokens=True) == ""
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_a_named_token_without_text_is_none(tmp_path: Path, vocabulary: str) -> None:
     plain = load(tmp_path / "plain", vocabulary)
     config = {"added_tokens_decoder": {"9": {"content": ""}}, "additional_special_tokens": [""]}
