@@ -108,8 +108,10 @@ GGUF_RULES: tuple[Rule, ...] = (
 # Buffers that follow from the config, as old exports of every kind stored them.
 _DERIVED = words(
     "freqs freqs_cis inv_freq original_inv_freq cos_cached sin_cached rotary_cos rotary_sin "
-    "masked_bias position_ids causal_mask"
+    "_cos_cached _sin_cached cos_sin_cache masked_bias position_ids causal_mask"
 )
+# So only inside of a rotary module: elsewhere such a name could be a parameter's.
+_DERIVED_IN_ROTARY = words("cos sin cos_cache sin_cache")
 
 
 def is_derived(name: str, shape: tuple[int, ...]) -> bool:
@@ -119,7 +121,8 @@ def is_derived(name: str, shape: tuple[int, ...]) -> bool:
     """
     parents, _, last = name.rpartition(".")
     is_mask = last == "bias" and parents.endswith(("attn", "attention")) and len(shape) == 4
-    return is_mask or last in _DERIVED
+    is_table = last in _DERIVED_IN_ROTARY and parents.endswith("rotary_emb")
+    return is_mask or is_table or last in _DERIVED
 
 
 def named_by_embedding(

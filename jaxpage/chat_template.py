@@ -156,14 +156,20 @@ def render(
             text = _compiled(template).render(seen)
         except jinja2.TemplateSyntaxError as error:
             raise RequestError(
-                f"got a chat template that is no jinja2 (line {error.lineno}: {error.message}), "
-                "wanted one that can be read; pass template= or mend the model's files"
+                f"got a chat template that is no jinja2 (line {error.lineno}: "
+                f"{_line(error.message)}), wanted one that can be read; pass template= or mend "
+                "the model's files"
             ) from error
         except (jinja2.TemplateError, TypeError, ArithmeticError, LookupError) as error:
-            message = str(error).strip()[:500] or reason(error)
+            message = _line(str(error)) or reason(error)
             raise RequestError(f"got {_REFUSED} ({message}), wanted {_WANTED}; {_DO}") from error
         text.encode()  # half a surrogate pair is no text
     return ChatPrompt(text)
+
+
+def _line(text: str | None) -> str:
+    """What jinja2 or a template says, in a line that can be read."""
+    return " ".join((text or "").split())[:500]
 
 
 _REFUSED = "messages that the model's chat template refuses"
@@ -246,13 +252,14 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's part for training; here it is only its body."""
+    """`{% generation %}` marks the assistant's part for training; here it is its body."""
 
     tags = {"generation"}  # noqa: RUF012 # as jinja2 declares it
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
 
 
 def _raise(message: str) -> NoReturn:

@@ -149,6 +149,7 @@ def test_messages_are_not_changed_and_keep_their_other_keys() -> None:
         ("{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.role }}"
          "{% endfor %}", "user"),
         ("a{% generation %}b{{ 1 }}{% endgeneration %}c", "ab1c"),
+        ("{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}", "21"),
         ("{{ tools is none }} {{ documents is none }} {{ extra }}", "True True 5"),
         ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
          "{% endfor %}{{ ns.n }}", "3"),
@@ -171,12 +172,15 @@ def test_templates_have_what_they_are_written_for(template: str, wanted: str) ->
         ("{{ render.__globals__ }}", "refuses ("),
         ("{% for i in range(99999999) %}{% endfor %}", "refuses ("),
         ("{% include '/etc/hostname' %}", "refuses ("),
+        ("{{ raise_exception('two\\nlines') }}", "refuses (two lines)"),
+        ("{% " + "set" * 9999 + " %}", "is no jinja2 (line 1"),
     ],
 )
 def test_templates_that_fail_or_reach_out_are_refused(template: str, message: str) -> None:
     with pytest.raises(RequestError) as caught:
         render([USER], template=template)
     assert message in str(caught.value)
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.torch

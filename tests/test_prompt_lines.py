@@ -51,6 +51,15 @@ def test_text_is_the_same_lines_however_it_is_written(tmp_path: Path, name: str)
     assert read_prompt_lines(str(path)) == (False, wanted)
 
 
+@pytest.mark.parametrize("data", [JSONL.encode(), b"yo"])
+def test_a_file_that_a_descriptor_names_tells_itself_apart(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "any.name").write_bytes(data)
+    with open(tmp_path / "any.name", "rb") as file:
+        found = read_prompt_lines(f"/dev/fd/{file.fileno()}")
+    assert found.is_jsonl == (data != b"yo")
+    assert len(found.lines) == len(data.splitlines())
+
+
 def test_joined_files_have_marks_inside(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_bytes(2 * JSONL.encode("utf-8-sig"))

@@ -149,6 +149,52 @@ def test_a_renamed_reserved_token_of_llama_3_keeps_its_id(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_a_token_whose_part_another_file_gives_to_another_is_one(
+    tmp_path: Path, vocabulary: str
+) -> None:
+    config = {"eos_token": "<|a|>", "pad_token": "<|b|>"}
+    older = {"eos_token": "<|c|>", "pad_token": "<|d|>"}
+    tokenizer = load(tmp_path, vocabulary, tokenizer_config=config, special_tokens_map=older)
+    new = size(tmp_path, vocabulary)
+    ids = tokenizer.encode("<|a|><|b|><|c|><|d|>", add_special_tokens=False)
+    assert ids == [new, new + 1, new + 2, new + 3]
+    assert tokenizer.eos_token == "<|a|>"
+    assert {new, new + 2} <= set(tokenizer.eos_token_ids)
+    save_tokenizer(tokenizer, tmp_path / "saved")
+    saved = load_tokenizer(tmp_path / "saved")
+    assert saved.encode("<|a|><|b|><|c|><|d|>", add_special_tokens=False) == ids
+
+
+@pytest.mark.parametrize("vocabulary", [*VOCABULARIES, "json that has it"])
+def test_what_plays_a_part_is_special_whatever_its_flag(tmp_path: Path, vocabulary: str) -> None:
+    """As transformers has it."""
+    kind = vocabulary.split()[0]
+    new = size(tmp_path, kind)
+    said: dict[str, Any] = {"pad_token": "<|new|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    files = dict(VOCABULARIES[kind])
+    if vocabulary == kind:
+        said["added_tokens_decoder"] = {str(new): {"content": "<|new|>", "special": False}}
+    else:
+        backend = tokenizers.Tokenizer.from_str(byte_level_backend().to_str())
+        backend.add_tokens([AddedToken("<|new|>", lstrip=True, normalized=False, special=False)])
+        files["tokenizer.json"] = backend.to_str()
+    tokenizer = load_tokenizer(
+        write_files(tmp_path / "said", {**files, "tokenizer_config.json": json.dumps(said)})
+    )
+    assert tokenizer.encode("the <|new|>", add_special_tokens=False)[-1] == new
+    assert tokenizer.decode([new], skip_special_tokens=True) == ""
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_a_named_token_without_text_is_none(tmp_path: Path, vocabulary: str) -> None:
+    plain = load(tmp_path / "plain", vocabulary)
+    config = {"added_tokens_decoder": {"9": {"content": ""}}, "additional_special_tokens": [""]}
+    named = load(tmp_path / "said", vocabulary, added_tokens={"": 9}, tokenizer_config=config)
+    assert named.vocab_size == plain.vocab_size
+    assert named.encode("the cat") == plain.encode("the cat")
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -178,6 +224,12 @@ def test_fields_of_another_type_are_refused(
         load(tmp_path / "b", vocabulary, added_tokens={"x": "5"})
 
 
+def test_what_is_quoted_of_a_file_is_short(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"got x+\.\.\.") as refused:
+        load(tmp_path, "json", added_tokens={"x" * 10_000: None})
+    assert len(str(refused.value)) < 500
+
+
 def test_user_defined_tokens_of_a_gguf_are_cut_out_first(tmp_path: Path) -> None:
     keys = sentencepiece_keys()
     first = len(keys["tokens"])
@@ -199,6 +251,32 @@ def test_user_defined_tokens_of_a_gguf_are_cut_out_first(tmp_path: Path) -> None
     assert isinstance(saved, FastTokenizer)
     assert saved.encode(text) == defined.encode(text)
     assert saved.decode(saved.encode(text)) == defined.decode(defined.encode(text))
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+@pytest.mark.parametrize("bos", ["a b", "<:>", "$A", "$0:1", " cat", "", "[B]:0"])
+def test_any_text_may_begin_a_text(tmp_path: Path, vocabulary: str, bos: str) -> None:
+    said = {"bos_token": bos, "add_bos_token": True}
+    tokenizer = load(tmp_path, vocabulary, tokenizer_config=said)
+    bos_id = tokenizer.bos_token_id
+    if bos:
+        assert tokenizer.decode([bos_id], skip_special_tokens=False).strip() == bos.strip()
+        assert tokenizer.encode("the")[:2].count(bos_id) == 1
+    save_tokenizer(tokenizer, tmp_path / "saved")
+    assert load_tokenizer(tmp_path / "saved").encode("the cat") == tokenizer.encode("the cat")
+
+
+def test_marked_spaces_of_a_user_defined_token_are_spaces(tmp_path: Path) -> None:
+    keys = sentencepiece_keys()
+    new = {
+        "tokens": [*keys["tokens"], "\u2581\u2581"],
+        "scores": [*keys["scores"], 0.0],
+        "token_type": [*keys["token_type"], 4],
+    }
+    tokenizer = tokenizer_from_gguf({f"tokenizer.ggml.{k}": v for k, v in (keys | new).items()})
+    ids = tokenizer.encode("a  b")
+    assert len(keys["tokens"]) in ids
+    assert tokenizer.decode(ids) == "a  b"
 
 
 @pytest.mark.parametrize("name", ["eot_token_id", "eom_token_id"])

@@ -33,6 +33,8 @@ _ZEROS: dict[tuple[bool, ...], str] = {
     (True, False, True, False): "utf-16-be",
 }
 _BREAKS = re.compile(r"\r\n|\n|\r")
+_DESCRIPTORS = ("/dev/", "/proc/")
+"""Where names say nothing of a file: `/dev/stdin` may be any."""
 _BLANK = "\ufeff \t\f\v"
 """What a line may hold and still be blank, or have before its brace: marks, spaces."""
 
@@ -71,7 +73,8 @@ def _read(name: str) -> tuple[bytes, str]:
     suffix = Path(name).suffix.lower()
     try:
         with open(name, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            if not is_file or name.startswith(_DESCRIPTORS):
                 return _read_pipe(file, name), suffix if suffix in (".jsonl", ".txt") else ""
             if suffix in (".jsonl", ".txt"):
                 return file.read(), suffix

@@ -69,10 +69,10 @@ def special_tokens(backend: tokenizers.Tokenizer) -> dict[str, int]:
 
 def put_bos_first(backend: tokenizers.Tokenizer, bos_token: str) -> None:
     """Makes `backend` put BOS before a text."""
+    # Under a name of ours: a token's own text may read as "$A" or have a space or a colon.
+    bos = {"id": "bos", "ids": [backend.token_to_id(bos_token)], "tokens": [bos_token]}
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{bos_token}:0 $A:0",
-        pair=f"{bos_token}:0 $A:0 {bos_token}:1 $B:1",
-        special_tokens=[(bos_token, backend.token_to_id(bos_token))],
+        single="bos:0 $A:0", pair="bos:0 $A:0 bos:1 $B:1", special_tokens=[bos]
     )
 
 

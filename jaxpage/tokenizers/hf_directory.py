@@ -100,10 +100,13 @@ def _add_tokens(backend: tokenizers.Tokenizer, settings: Settings) -> None:
     """Adds what is named beside the file, in Hugging Face's order: this decides new ids."""
     known = backend.get_added_tokens_decoder().values()
     states = {repr(token) for token in known}
-    names = {token.content for token in settings.parts.values()}
+    # Special is what plays a part, and what the file calls so: the library forgets it for no flag.
+    special = {t.content for t in (*settings.parts.values(), *(t for t in known if t.special))}
+    given = {token.content for token in settings.added.values()}
     tokens = [token for _, token in sorted(settings.added.items()) if repr(token) not in states]
+    tokens += [t for t in known if t.content in special - given and not t.special]
     for token in tokens:
-        token.special = token.special or token.content in names
+        token.special = token.special or token.content in special
     texts = {token.content for token in (*known, *tokens)}
     tokens += [token for token in settings.named if token.content not in texts]
     backend.add_tokens(tokens)

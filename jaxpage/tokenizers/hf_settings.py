@@ -2,12 +2,13 @@
 
 Tokens are named in five places (`added_tokens_decoder`, `additional_special_tokens` and the parts
 of tokenizer_config.json, special_tokens_map.json, added_tokens.json): a token named anywhere is a
-token. Where files disagree, tokenizer_config.json wins.
+token. Where files disagree, tokenizer_config.json wins, but what the other names is a token still.
 """
 
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,8 @@ MOST_TOKENS = 1 << 24
 _EXTRA = ("additional_special_tokens", "extra_special_tokens")
 _FLAGS = ("lstrip", "rstrip", "single_word", "normalized")
 Json = dict[str, Any]
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class Settings:
     """By their part, in the order in which Hugging Face adds them."""
     extra: tuple[AddedToken, ...]
     """Special tokens that play no part."""
+    outvoted: tuple[AddedToken, ...]
+    """Those whose part the file that wins gives to another."""
     added: Mapping[int, AddedToken]
     """By the id that a file gives them."""
     ends: tuple[str, ...]
@@ -69,7 +74,7 @@ class Settings:
     @property
     def named(self) -> tuple[AddedToken, ...]:
         """Tokens that are special by what they are for."""
-        return (*self.parts.values(), *self.extra)
+        return (*self.parts.values(), *self.extra, *self.outvoted)
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -88,17 +93,24 @@ def read_settings(directory: Path) -> Settings:
     """The settings in `directory`, where each file may be missing; raises CheckpointError."""
     said, older = _read(directory / CONFIG_FILE), _read(directory / MAP_FILE)
     with reading(directory / CONFIG_FILE, "the settings of a tokenizer"):
-        parts = _parts(directory / MAP_FILE, older) | _parts(directory / CONFIG_FILE, said)
+        files = [(directory / CONFIG_FILE, said), (directory / MAP_FILE, older)]
+        first, second = (_parts(path, file) for path, file in files)
+        parts = second | first
         ordered = {part: parts[part] for part in (*PARTS, *parts) if part in parts}
-        extra = [*_extra(directory / CONFIG_FILE, said), *_extra(directory / MAP_FILE, older)]
+        extra = [token for path, file in files for token in _extra(path, file)]
         names = {token.content for token in (*ordered.values(), *extra)}
-        ends = [_parts(directory, file).get("eos_token") for file in (said, older)]
+        outvoted = {t.content: t for t in second.values() if t.content not in names}
+        added = _added(directory, said, names | outvoted.keys())
+        for token in added.values():  # what a token is for makes it special, whatever its flag
+            token.special |= token.content in {part.content for part in parts.values()}
+        ends = [each["eos_token"].content for each in (first, second) if "eos_token" in each]
         return Settings(
             directory=directory,
             parts=ordered,
             extra=tuple({token.content: token for token in extra}.values()),
-            added=_added(directory, said, names),
-            ends=tuple(token.content for token in ends if token is not None),
+            outvoted=tuple(outvoted.values()),
+            added=added,
+            ends=tuple(ends),
             end_ids=_end_ids(directory),
             template=_template(directory, said),
             names=_names(directory),
@@ -138,6 +150,8 @@ def _added(directory: Path, said: Json, named: set[str]) -> dict[int, AddedToken
     found: dict[int, AddedToken] = {}
     path = directory / ADDED_FILE
     for text, token_id in _read(path).items():
+        if not text:  # would be found between any two characters
+            continue
         is_special = text in named
         token = AddedToken(text, special=is_special, normalized=not is_special)
         found[_id(path, text, token_id)] = token
@@ -213,5 +227,6 @@ def _names(directory: Path) -> tuple[str, ...]:
 
 def _wrong(path: Path, name: str, value: Any, wanted: str) -> CheckpointError:
     return CheckpointError(
-        f"got {name}={repr(value)[:80]} in {path}, wanted {wanted}; mend the file"
+        f"got {_SHORT.repr(name)[1:-1]}={_SHORT.repr(value)} in {path}, wanted {wanted}; "
+        "mend the file"
     )

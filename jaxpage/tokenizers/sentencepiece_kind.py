@@ -133,8 +133,8 @@ class SentencePieceTokenizer(DescribedTokenizer):
             return processor.EncodeAsIds(text[start:end])
 
     def _find_piece(self, token_id: int) -> Piece:
-        if token_id in self.added:
-            return self.added[token_id].content
+        if token_id in self.added:  # the library finds spaces by such a piece, too
+            return self.added[token_id].content.replace(WORD_START, " ")
         if not 0 <= token_id < self._processor.GetPieceSize():
             return None
         piece = self._processor.IdToPiece(token_id)
