@@ -1,6 +1,12 @@
 """`python -m convert SRC DST`: the command line of the converter."""
 
+# Ctrl-C is taken care of before anything that takes a while
 from __future__ import annotations
+
+from jaxpage.interrupts import INTERRUPTED, interruptible, leave_at_once
+
+if __name__ == "__main__":
+    leave_at_once()
 
 import argparse
 import sys
@@ -17,7 +23,6 @@ _EPILOG = """examples:
   python -m convert smollm2-135m ./smollm2               the default model
   python -m convert ./smollm2 ./smollm2-hf --to hf       back to a Hugging Face directory
 """
-_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     except KeyboardInterrupt:
         print("interrupted: nothing was written", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
     for message in messages:
         print(f"warning: {message}", file=sys.stderr)
     print(f"wrote {options.destination}", file=sys.stderr)
@@ -48,17 +53,21 @@ def _convert(options: argparse.Namespace) -> list[str]:
 
     from convert.run import Leaves, convert
 
-    def progress(leaves: Leaves, total: int) -> Leaves:
-        return tqdm(leaves, total=total, unit="tensor", file=sys.stderr, leave=False)
+    with interruptible() as check:
 
-    return convert(
-        options.source,
-        options.destination,
-        dtype=options.dtype,
-        to=options.to,
-        overwrite=options.overwrite,
-        progress=progress,
-    )
+        def progress(leaves: Leaves, total: int) -> Leaves:
+            for leaf in tqdm(leaves, total=total, unit="tensor", file=sys.stderr, leave=False):
+                check()
+                yield leaf
+
+        return convert(
+            options.source,
+            options.destination,
+            dtype=options.dtype,
+            to=options.to,
+            overwrite=options.overwrite,
+            progress=progress,
+        )
 
 
 class _Parser(argparse.ArgumentParser):

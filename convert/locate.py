@@ -22,6 +22,11 @@ _IGNORED = ["original/*", "onnx/*", "consolidated*"]
 def locate(name_or_path: str | Path) -> Path:
     """The path of a model's files; CheckpointError for a name that is nothing known."""
     name = str(name_or_path)
+    if not name:
+        raise CheckpointError(
+            f"got an empty name of a model, wanted a path, {DEFAULT_MODEL} or a Hub id like "
+            "org/name; give one"
+        )
     try:
         path = Path(name_or_path).expanduser()
         if path.exists():

@@ -89,6 +89,10 @@ def _detect(path: Path) -> Kind:
         raise CheckpointError(
             f"got the file {path} that is not GGUF, wanted {_WANTED}; give the directory"
         )
+    if not path.is_dir():
+        raise CheckpointError(
+            f"got {path}, a pipe or a device, wanted {_WANTED}; copy it into a file"
+        )
     if (path / "config.json").exists():
         is_own = is_own_config(read_json(path / "config.json", most=MOST_SETTINGS_BYTES))
         return "converted" if is_own else "huggingface"

@@ -4,7 +4,13 @@ Exit codes: 0 done; 1 some request failed or the output could not be written; 2 
 is wrong; 130 interrupted; 141 the reader of stdout went away.
 """
 
+# Ctrl-C is taken care of before anything that takes a while
 from __future__ import annotations
+
+from jaxpage.interrupts import INTERRUPTED, interruptible, leave_at_once
+
+if __name__ == "__main__":
+    leave_at_once()
 
 import argparse
 import contextlib
@@ -13,7 +19,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from jaxpage.cli.block_picture import check_picture_name, draw_blocks
@@ -27,7 +33,7 @@ from jaxpage.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from jaxpage.engine.llm import LLM
 
-DONE, SOME_FAILED, WRONG_CALL, INTERRUPTED, READER_GONE = 0, 1, 2, 130, 141
+DONE, SOME_FAILED, WRONG_CALL, READER_GONE = 0, 1, 2, 141
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -52,7 +58,10 @@ def main(argv: list[str] | None = None) -> int:
         _say(f"error: {error}")
         return WRONG_CALL
     except OutputError as error:
-        _say(f"error: got {error}, wanted to write the results; free space or choose another -o")
+        _say(
+            f"error: got {error.strerror or error}, wanted to write the results; free space or "
+            "write elsewhere with -o"
+        )
         return SOME_FAILED
     except OSError as error:
         _say(f"error: got {error}, wanted to run the prompts; check space, permissions and limits")
@@ -78,6 +87,7 @@ def _run(args: argparse.Namespace, jobs: list[Job], options: dict[str, Any], fil
                 _say(json.dumps(llm.stats().to_dict()))
     except KeyboardInterrupt:
         ordered.flush()
+        _say("interrupted")
         return INTERRUPTED
     return SOME_FAILED if failed else DONE
 
@@ -91,8 +101,8 @@ def _complete(
     llm.expect_requests(len(index_of))
     streamed = _streams(args, jobs)
     shown = 0
-    with _progress(args, len(index_of)) as advance:
-        for output in _steps(llm):
+    with interruptible() as check, _progress(args, len(index_of)) as advance:
+        for output in _steps(llm, check):
             if streamed and output.outputs:
                 shown += file.write(output.outputs[0].text[shown:])
                 file.flush()
@@ -122,8 +132,9 @@ def _add_all(llm: LLM, jobs: list[Job], ordered: InOrder) -> dict[str, int]:
     return index_of
 
 
-def _steps(llm: LLM) -> Iterator[RequestOutput]:
+def _steps(llm: LLM, check: Callable[[], None]) -> Iterator[RequestOutput]:
     while llm.engine.has_unfinished:
+        check()
         yield from llm.engine.step()
 
 

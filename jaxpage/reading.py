@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +62,8 @@ def reason(error: BaseException) -> str:
     """What an error of any library says, in at most a line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, struct.error):
+        return "it ends too early"
     lines = str(error).strip().splitlines()
     text = lines[0][:200] if lines else ""
     known = isinstance(error, ValueError | RuntimeError) or type(error) is Exception

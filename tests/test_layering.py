@@ -34,6 +34,7 @@ ROOMS = {
     "jaxpage.errors": Room(""),
     "jaxpage.reading": Room("jaxpage.errors"),
     "jaxpage.outputs": Room(""),
+    "jaxpage.interrupts": Room(""),
     "jaxpage.config": Room("jaxpage.errors"),
     "jaxpage.numbers": Room(""),
     "jaxpage.sampling_params": Room("jaxpage.errors jaxpage.numbers"),
@@ -70,7 +71,9 @@ ROOMS = {
         f"{TEXT}",
         "jax numpy tqdm",
     ),
-    "jaxpage.generate": Room(f"jaxpage.cli jaxpage.engine jaxpage.later {HOST} {TEXT}", "jax tqdm"),
+    "jaxpage.generate": Room(
+        f"jaxpage.cli jaxpage.engine jaxpage.interrupts jaxpage.later {HOST} {TEXT}", "jax tqdm"
+    ),
     "jaxpage.cli": Room(f"jaxpage.cli jaxpage.later {HOST} {TEXT}", "tqdm"),
     "jaxpage.cli.block_picture": Room("jaxpage.host.block_map jaxpage.errors", "cairosvg"),
     "pallas_kernels": Room("pallas_kernels", "jax"),
@@ -78,6 +81,7 @@ ROOMS = {
         f"convert jaxpage.models jaxpage.config {TEXT}",
         "jax numpy ml_dtypes orbax safetensors gguf tqdm",
     ),
+    "convert.__main__": Room("convert jaxpage.config jaxpage.errors jaxpage.interrupts", "tqdm"),
     "convert.locate": Room("convert jaxpage.reading jaxpage.errors", "huggingface_hub"),
     "convert.torch_io": Room(
         "convert jaxpage.config jaxpage.reading jaxpage.errors", "numpy ml_dtypes torch"

@@ -79,7 +79,8 @@ def jobs_from_file(
             else:
                 jobs += jobs_from_prompts([line], sampling, chat=chat, system=system)
         except RequestError as error:
-            jobs.append(Job(error=f"prompt {number} of {name}: {error}"))
+            where = "standard input" if name == "-" else name
+            jobs.append(Job(error=f"prompt {number} of {where}: {error}"))
     return jobs
 
 

@@ -1,0 +1,49 @@
+"""Ctrl-C on a command line: the process ends at once while nothing is made, later in good order.
+
+A KeyboardInterrupt alone won't do: an extension that is being imported makes an ImportError of it,
+and what is raised in a callback of the garbage collector, as JAX has one, is printed and forgotten.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+INTERRUPTED = 130
+
+
+def leave_at_once() -> None:
+    """From now on Ctrl-C ends the process with a word and code 130; a command's first act."""
+    signal.signal(signal.SIGINT, _leave)
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Within the block Ctrl-C raises KeyboardInterrupt; what is yielded raises it again, for when
+    it was swallowed. Does nothing outside the main thread, where no signal arrives."""
+    pressed: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        pressed.append(number)
+        raise KeyboardInterrupt
+
+    def check() -> None:
+        if pressed:
+            raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield check
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave(*_: object) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)
