@@ -22,19 +22,26 @@ from jaxpage.tokenizer import (
     save_tokenizer,
     tokenizer_from_gguf,
 )
+from jaxpage.tokenizers.hf_directory import FAST_FILE, MODEL_FILE
+from jaxpage.tokenizers.hf_settings import (
+    ADDED_FILE,
+    CONFIG_FILE,
+    GENERATION_FILE,
+    MAP_FILE,
+    TEMPLATE_FILE,
+)
 
-_GENERATION_NAME = "generation_config.json"
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+_TOKENIZERS = (FAST_FILE, MODEL_FILE)
 _NAMES = (
     *_TOKENIZERS,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
+    CONFIG_FILE,
+    MAP_FILE,
+    ADDED_FILE,
     "vocab.json",
     "merges.txt",
-    "chat_template.jinja",
+    TEMPLATE_FILE,
     "chat_template.json",
-    _GENERATION_NAME,
+    GENERATION_FILE,
 )
 
 
@@ -55,14 +62,14 @@ def write_text_files(model: StoredModel, destination: Path) -> list[str]:
     """Copy or write what a tokenizer is built from; returns what to warn of: that there is none."""
     place = find_tokenizer(model.path)
     # A tokenizer.json beside Meta's shards was put there on purpose, and is copied as it is.
-    is_written = model.kind == "meta" and place and not (place / _TOKENIZERS[0]).exists()
+    is_written = model.kind == "meta" and place and not (place / FAST_FILE).exists()
     if place and model.gguf_metadata is not None:
         save_tokenizer(tokenizer_from_gguf(model.gguf_metadata), destination)
     elif place and is_written:
         save_tokenizer(load_tokenizer(place), destination)
     else:
         _copy_files(place or model.path, destination)
-    path = destination / _GENERATION_NAME
+    path = destination / GENERATION_FILE
     kept = read_json(path, most=MOST_SETTINGS_BYTES) if path.exists() else {}
     merged = json.dumps(kept | write_generation_config(model.config), indent=2)
     path.write_text(merged + "\n", encoding="utf-8")
@@ -110,5 +117,5 @@ def _write_default_template(source: Path, destination: Path) -> list[str]:
     template = load_tokenizer(source).chat_template
     if not isinstance(template, DefaultTemplate):
         return []
-    (destination / "chat_template.jinja").write_text(template, encoding="utf-8")
+    (destination / TEMPLATE_FILE).write_text(template, encoding="utf-8")
     return [f"{source} has no chat template; {template.whose}, the default, was written"]

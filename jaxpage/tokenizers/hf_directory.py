@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import tokenizers
-from tokenizers import processors
+from sentencepiece import SentencePieceProcessor
+from tokenizers import AddedToken, processors
 
 from jaxpage.errors import CheckpointError
 from jaxpage.reading import read_bytes, reading
@@ -127,21 +129,9 @@ def _sentencepiece(settings: Settings, data: bytes, source: str) -> SentencePiec
     processor = processor_of(data, source)
     pieces = range(processor.GetPieceSize())
     control = {i for i in pieces if processor.IsControl(i) or processor.IsUnknown(i)}
-    added, special = dict(settings.added), dict(settings.special_tokens)
-    id_of = {token.content: token_id for token_id, token in added.items()}
-
-    def find(text: str | None) -> int | None:
-        piece_id = processor.PieceToId(text or "")
-        found = piece_id if processor.IdToPiece(piece_id) == text else None
-        return id_of.get(text or "", found)
-
-    for token in settings.named:
-        token_id = find(token.content)
-        if token_id is None:  # as Hugging Face numbers them
-            token_id = max(len(pieces), 1 + max(added, default=-1))
-        if token_id not in control:  # its part makes a piece special, too
-            id_of[token.content] = token_id
-            added.setdefault(token_id, token)
+    added = _added_to(processor, control, settings)
+    find = partial(_find, processor, {token.content: i for i, token in added.items()})
+    special = dict(settings.special_tokens)
     for part in ("bos", "eos", "unk", "pad"):
         if (token_id := getattr(processor, f"{part}_id")()) >= 0:
             special.setdefault(f"{part}_token", processor.IdToPiece(token_id))
@@ -160,6 +150,31 @@ def _sentencepiece(settings: Settings, data: bytes, source: str) -> SentencePiec
         prefixes_text=settings.flag("add_prefix_space") is not False,
         source=source,
     )
+
+
+def _added_to(
+    processor: SentencePieceProcessor, control: set[int], settings: Settings
+) -> dict[int, AddedToken]:
+    """Tokens beside the pieces, and pieces that a part makes special; by id."""
+    added = dict(settings.added)
+    id_of = {token.content: token_id for token_id, token in added.items()}
+    for token in settings.named:
+        token_id = _find(processor, id_of, token.content)
+        if token_id is None:  # as Hugging Face numbers them
+            token_id = max(processor.GetPieceSize(), 1 + max(added, default=-1))
+        if token_id not in control:
+            id_of[token.content] = token_id
+            added.setdefault(token_id, token)
+    return added
+
+
+def _find(
+    processor: SentencePieceProcessor, added: Mapping[str, int], text: str | None
+) -> int | None:
+    """The id of an added token or a piece; None where there is no such text."""
+    piece_id = processor.PieceToId(text or "")
+    found = piece_id if processor.IdToPiece(piece_id) == text else None
+    return added.get(text or "", found)
 
 
 def _info(
