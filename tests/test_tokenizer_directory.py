@@ -126,6 +126,7 @@ def test_padding_and_truncation_in_the_file_are_not_for_prompts(tmp_path: Path) 
             },
             "d",
         ),
+        ({"tokenizer_config": {"chat_template": {"tool_use": "t", "default": "d"}}}, "d"),
         ({}, None),
         ({"config": {"_name_or_path": "lmsys/vicuna-7b"}}, VICUNA_TEMPLATE),
     ],

@@ -185,6 +185,14 @@ def test_what_plays_a_part_is_special_whatever_its_flag(tmp_path: Path, vocabula
     assert tokenizer.decode([new], skip_special_tokens=True) == ""
 
 
+@pytest.mark.parametrize("said", [{}, {"additional_special_tokens": ["<unk>"]}], ids=str)
+def test_control_pieces_stay_special_beside_added_tokens(tmp_path: Path, said: Any) -> None:
+    pieces = {"<s>": 1, "</s>": 2, "<unk>": 0}  # as some fine-tunes list them
+    tokenizer = load(tmp_path, "sentencepiece", tokenizer_config=said, added_tokens=pieces)
+    assert tokenizer.special_ids == {0, 1, 2}
+    assert tokenizer.decode(tokenizer.encode("<s>the</s>")) == "the"
+
+
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_a_named_token_without_text_is_none(tmp_path: Path, vocabulary: str) -> None:
     plain = load(tmp_path / "plain", vocabulary)

@@ -135,6 +135,8 @@ def _sentencepiece(settings: Settings, data: bytes, source: str) -> SentencePiec
     for part in ("bos", "eos", "unk", "pad"):
         if (token_id := getattr(processor, f"{part}_id")()) >= 0:
             special.setdefault(f"{part}_token", processor.IdToPiece(token_id))
+    for token_id, token in added.items():  # as the model has it, or as it is used
+        token.special |= token_id in control or token.content in special.values()
     own = [find(text) for text in (*settings.ends, special.get("eos_token"))]
     named = [*settings.end_ids, *(i for i in own if i is not None)]
     texts = {processor.IdToPiece(i): i for i in control}

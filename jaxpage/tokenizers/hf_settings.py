@@ -211,7 +211,9 @@ def _template(directory: Path, said: Json) -> str | None:
     if isinstance(template, list):  # several by name: [{"name": ..., "template": ...}]
         if not all(isinstance(each, dict) for each in template):
             raise _wrong(path, "chat_template", template, "templates by name")
-        by_name = {str(each.get("name")): each.get("template") for each in template}
+        template = {str(each.get("name")): each.get("template") for each in template}
+    if isinstance(template, dict):
+        by_name = template
         template = by_name.get("default", next(iter(by_name.values()), None))
     if template is not None and not isinstance(template, str):
         raise _wrong(path, "chat_template", template, "a template's text")
