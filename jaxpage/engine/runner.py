@@ -155,6 +155,7 @@ class Runner:
 
     def expect(self, *, num_requests: int, prompt_tokens: int) -> None:
         """Starts compiling what a batch of requests will need first."""
+        self.check_open()
         ladder = self.ladders.prefill_tokens
         first = cut_to_rung(min(max(1, prompt_tokens), ladder.sizes[-1]), ladder)
         prefill = self.ladders.prefill(first)
@@ -281,8 +282,11 @@ class Runner:
         self._refused = None
 
     def _drop_pool(self) -> None:
+        """Forgets all that steps have left on the device: what a failed one made fails again."""
         for leaf in self._pool.leaves:
             leaf.delete()
+        self._last = None
+        self._mover.forget()
 
     def _score(self, hidden: Array, targets: np.ndarray) -> tuple[Array, Array, Array]:
         key = ("score", targets.size)
