@@ -35,7 +35,7 @@ ROOMS = {
     "jaxpage.reading": Room("jaxpage.errors"),
     "jaxpage.outputs": Room(""),
     "jaxpage.config": Room("jaxpage.errors"),
-    "jaxpage.numbers": Room(""),
+    "jaxpage.numbers": Room("jaxpage.reading"),
     "jaxpage.sampling_params": Room("jaxpage.errors jaxpage.numbers"),
     "jaxpage.terms": Room("", "jax numpy"),
     "jaxpage.memory": Room("jaxpage.terms"),
