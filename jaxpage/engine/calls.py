@@ -63,7 +63,7 @@ def in_order(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
     return sorted(outputs, key=lambda output: int(output.request_id))
 
 
-def _plain_or_error(prompt: Prompt) -> Any:
+def _plain_or_error(prompt: object) -> Any:
     try:
         return plain(prompt)
     except RequestError as error:

@@ -94,6 +94,7 @@ class Runner:
     ) -> None:
         self._config = config
         device = default_device()
+        self._place = jax.sharding.SingleDeviceSharding(device)
         self._put = partial(jax.device_put, device=device)
         self._terms = partial(engine_terms, device)
         self._take(params)
@@ -186,7 +187,8 @@ class Runner:
         NumPy ones copied, since their owner may go on writing to them."""
         with self._terms():
             params = jax.tree.map(_own, checked_params(params, self._config))
-        self.params = self._put(params)  # once, not with every step
+        # once, not with every step; from the host's pinned memory too
+        self.params = jax.device_put(params, self._place)
         self._weights = jax.tree.leaves(self.params)
         use_huge_pages(self._weights)
 
