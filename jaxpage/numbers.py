@@ -8,11 +8,14 @@ from __future__ import annotations
 from numbers import Integral, Real
 from typing import Any
 
+from jaxpage.reading import answering
+
 
 def plain(value: Any) -> Any:
     """A Python number for a scalar of any library, nested lists for an array, else the value.
 
-    Whole numbers stay whole and others don't become so: 2.0 is no 2.
+    Whole numbers stay whole and others don't become so: 2.0 is no 2. Raises RequestError for an
+    array without values, as one that was donated.
     """
     if isinstance(value, bool | int | float | str | bytes):
         return value
@@ -20,7 +23,10 @@ def plain(value: Any) -> Any:
         return int(value)
     if isinstance(value, Real):
         return float(value)
-    return value.tolist() if is_array(value) else value
+    if not is_array(value):
+        return value
+    with answering("an array that can't be read", wanted="one that has values", do="pass those"):
+        return value.tolist()
 
 
 def is_array(value: object) -> bool:

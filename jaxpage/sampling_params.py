@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
 from jaxpage.errors import RequestError
@@ -22,12 +22,6 @@ MAX_LOGPROBS = 20
 """Most alternatives a request may ask for beside each token, as in vLLM."""
 MAX_SEED = 2**64 - 1
 _MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
-_COUNTS = (
-    "n", "best_of", "top_k", "max_tokens", "min_tokens", "seed", "logprobs", "prompt_logprobs",
-)  # fmt: skip
-_NUMBERS = (
-    "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-)  # fmt: skip
 _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
 
 
@@ -99,9 +93,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        _make_plain(self)
         put(self, "stop", _strings("stop", self.stop))
         put(self, "bad_words", _strings("bad_words", self.bad_words))
         put(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
+        if not isinstance(self.logits_processors or (), Iterable):
+            raise _wrong("logits_processors", self.logits_processors, "a list of functions")
         put(self, "logits_processors", tuple(self.logits_processors or ()))
         if self.allowed_token_ids is not None:
             put(self, "allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids))
@@ -109,15 +106,12 @@ class SamplingParams:
                 raise _wrong("allowed_token_ids", (), "at least one id, or None to allow all")
         if self.logit_bias is not None:
             put(self, "logit_bias", _bias(self.logit_bias))
-        for name in (*_COUNTS, *_NUMBERS):
-            put(self, name, plain(getattr(self, name)))
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is True:
                 put(self, name, 1)
         if self.seed == -1:
             put(self, "seed", None)
         for name in _FLAGS:
-            put(self, name, plain(getattr(self, name)))
             if not isinstance(getattr(self, name), bool):
                 raise _wrong(name, getattr(self, name), "True or False")
         self._check_counts()
@@ -190,9 +184,8 @@ class BeamSearchParams:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        _make_plain(self)
         put(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
-        for name in ("beam_width", "max_tokens", "length_penalty"):
-            put(self, name, plain(getattr(self, name)))
         _whole("beam_width", self.beam_width, 1)
         _whole("max_tokens", self.max_tokens, 1)
         _real("length_penalty", self.length_penalty, -math.inf, math.inf)
@@ -200,6 +193,11 @@ class BeamSearchParams:
             raise _wrong("early_stopping", self.early_stopping, "True, False or 'never'")
         if not isinstance(self.ignore_eos, bool):
             raise _wrong("ignore_eos", self.ignore_eos, "True or False")
+
+
+def _make_plain(params: SamplingParams | BeamSearchParams) -> None:
+    for field in fields(params):
+        object.__setattr__(params, field.name, plain(getattr(params, field.name)))
 
 
 def _wrong(name: str, got: object, wanted: str) -> RequestError:
@@ -240,7 +238,6 @@ def _strings(name: str, value: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def _ids(name: str, value: Iterable[int] | None) -> tuple[int, ...]:
-    value = plain(value)
     if value is not None and not isinstance(value, Iterable):
         raise _wrong(name, value, "a list of token ids")
     items = tuple(plain(item) for item in (() if value is None else value))

@@ -36,7 +36,7 @@ ROOMS = {
     "jaxpage.outputs": Room(""),
     "jaxpage.interrupts": Room(""),
     "jaxpage.config": Room("jaxpage.errors"),
-    "jaxpage.numbers": Room(""),
+    "jaxpage.numbers": Room("jaxpage.reading"),
     "jaxpage.sampling_params": Room("jaxpage.errors jaxpage.numbers"),
     "jaxpage.terms": Room("", "jax numpy"),
     "jaxpage.memory": Room("jaxpage.terms"),

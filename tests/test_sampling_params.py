@@ -37,6 +37,10 @@ from jaxpage import BeamSearchParams, RequestError, SamplingParams
         {"temperature": "0.5"},
         {"max_tokens": np.float32(1)},
         {"allowed_token_ids": np.array([], np.int32)},
+        {"stop": np.array(7)},
+        {"logprobs_mode": np.array(["raw", "raw"])},
+        {"logits_processors": 5},
+        {"logits_processors": np.array(5)},
     ],
     ids=str,
 )
@@ -64,6 +68,28 @@ def test_numbers_of_numpy_are_taken_for_what_they_are() -> None:
         logit_bias={7: 1.5},
     )
     assert type(given.seed) is type(given.stop_token_ids[0]) is int
+
+
+def test_arrays_of_texts_and_flags_are_taken_as_these() -> None:
+    texts: dict[str, Any] = {
+        "stop": np.array("a"),
+        "bad_words": np.array(["a", "b"]),
+        "logprobs_mode": np.array("raw"),
+        "ignore_eos": np.array(True),
+    }
+    given = SamplingParams(**texts)
+    assert given == SamplingParams(stop="a", bad_words=("a", "b"), ignore_eos=True)
+    assert hash(given) and type(given.stop[0]) is type(given.bad_words[0]) is str
+    flags: dict[str, Any] = {"ignore_eos": np.bool_(True), "early_stopping": jnp.array(True)}
+    beams = BeamSearchParams(beam_width=2, max_tokens=3, **flags)
+    assert (beams.ignore_eos, beams.early_stopping) == (True, True)
+
+
+def test_an_array_that_was_donated_is_refused_in_a_line() -> None:
+    gone = jnp.array(0.5)
+    gone.delete()
+    with pytest.raises(RequestError, match=r"got an array that can't be read .*, wanted one"):
+        SamplingParams(temperature=gone)  # pyright: ignore[reportArgumentType]  # as callers do
 
 
 @pytest.mark.parametrize(

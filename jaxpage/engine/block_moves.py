@@ -74,6 +74,11 @@ class BlockMover:
             cache = self._scattered(cache, blocks, part)
         return cache
 
+    def forget(self) -> None:
+        """Gives up the blocks that are on their way to the host."""
+        if self._host is not None:
+            self._host.forget()
+
     def _gathered(self, cache: KVCache, pairs: Pairs) -> Array:
         ids = self._sources(pairs)
         return self._program("out", ids.size)(cache, self._put(ids))

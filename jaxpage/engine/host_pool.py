@@ -42,6 +42,10 @@ class HostPool:
         self._settle()
         out[:] = self._blocks[list(ids)]
 
+    def forget(self) -> None:
+        """Gives up the blocks that are on their way, as where they will never arrive."""
+        self._arriving.clear()
+
     def _settle(self) -> None:
         while self._arriving:
             ids, blocks = self._arriving[0]

@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from numbers import Integral
 
 from jaxpage.config import ModelConfig
 from jaxpage.engine.detokenize import Detokenizer
@@ -42,6 +41,7 @@ class RequestFactory:
     ) -> Request:
         """The checked request. Raises RequestError, or ConfigError for a later feature."""
         params = check_available(params)
+        priority = plain(priority)
         _check_labels(request_id, priority, cache_salt)
         beam = params if isinstance(params, BeamSearchParams) else None
         if isinstance(params, BeamSearchParams):
@@ -60,7 +60,7 @@ class RequestFactory:
             arrival_s=time.monotonic(),
             eos_token_ids=self._eos_token_ids,
             bad_word_ids=self._bad_word_ids(params.bad_words),
-            priority=int(priority),
+            priority=priority,
             cache_salt=cache_salt,
             beam=beam,
         )
@@ -82,6 +82,7 @@ class RequestFactory:
 
     def encode_completion(self, completion: str | Seq[int]) -> tuple[int, ...]:
         """The ids of what follows a prompt: of text without special tokens at its start."""
+        completion = plain(completion)
         if not isinstance(completion, str):
             return self.encode(completion)
         _check_text("a completion", completion)
@@ -93,6 +94,7 @@ class RequestFactory:
 
     def encode(self, prompt: str | Seq[int]) -> tuple[int, ...]:
         """The ids of a prompt. Raises RequestError."""
+        prompt = plain(prompt)
         if isinstance(prompt, str):
             _check_text("a prompt", prompt)
             tokenizer = self._text_tokenizer("a prompt of text")
@@ -106,7 +108,6 @@ class RequestFactory:
                     "least one token; write some text"
                 )
             return ids
-        prompt = plain(prompt)
         if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
             raise RequestError(f"got prompt={prompt!r}, wanted text or token ids; pass either")
         ids = tuple(plain(token_id) for token_id in prompt)
@@ -167,7 +168,7 @@ def _check_labels(request_id: object, priority: object, cache_salt: object) -> N
     """What requests are kept and ordered by: a wrong one would upset the queue for everybody."""
     if not isinstance(request_id, str):
         raise RequestError(f"got request_id={request_id!r}, wanted a string; change it")
-    if not isinstance(priority, Integral) or isinstance(priority, bool):
+    if not isinstance(priority, int) or isinstance(priority, bool):
         raise RequestError(f"got priority={priority!r}, wanted a whole number; change it")
     if cache_salt is not None and not isinstance(cache_salt, str):
         raise RequestError(f"got cache_salt={cache_salt!r}, wanted a string or None; change it")

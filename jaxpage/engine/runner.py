@@ -94,6 +94,7 @@ class Runner:
     ) -> None:
         self._config = config
         device = default_device()
+        self._place = jax.sharding.SingleDeviceSharding(device)
         self._put = partial(jax.device_put, device=device)
         self._terms = partial(engine_terms, device)
         self._take(params)
@@ -155,6 +156,7 @@ class Runner:
 
     def expect(self, *, num_requests: int, prompt_tokens: int) -> None:
         """Starts compiling what a batch of requests will need first."""
+        self.check_open()
         ladder = self.ladders.prefill_tokens
         first = cut_to_rung(min(max(1, prompt_tokens), ladder.sizes[-1]), ladder)
         prefill = self.ladders.prefill(first)
@@ -185,7 +187,8 @@ class Runner:
         NumPy ones copied, since their owner may go on writing to them."""
         with self._terms():
             params = jax.tree.map(_own, checked_params(params, self._config))
-        self.params = self._put(params)  # once, not with every step
+        # once, not with every step; from the host's pinned memory too
+        self.params = jax.device_put(params, self._place)
         self._weights = jax.tree.leaves(self.params)
         use_huge_pages(self._weights)
 
@@ -281,8 +284,11 @@ class Runner:
         self._refused = None
 
     def _drop_pool(self) -> None:
+        """Forgets all that steps have left on the device: what a failed one made fails again."""
         for leaf in self._pool.leaves:
             leaf.delete()
+        self._last = None
+        self._mover.forget()
 
     def _score(self, hidden: Array, targets: np.ndarray) -> tuple[Array, Array, Array]:
         key = ("score", targets.size)

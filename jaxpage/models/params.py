@@ -80,6 +80,8 @@ def _checked_leaf(path: tuple[str, ...], leaf: Any, wanted: jax.ShapeDtypeStruct
         raise _wrong(path, "a tracer", wanted, "build the engine outside of jit")
     if not isinstance(leaf, jax.Array | np.ndarray):
         raise _wrong(path, f"a {type(leaf).__name__}", wanted, "pass a jax or NumPy array")
+    if isinstance(leaf, np.ndarray):  # from a file of another byte order, say
+        leaf = leaf.astype(leaf.dtype.newbyteorder("="), copy=False)
     if leaf.shape != wanted.shape or leaf.dtype != wanted.dtype:
         remedy = "cast it, or change the config's dtype"
         if leaf.shape != wanted.shape:

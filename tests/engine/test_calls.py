@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jaxpage.config import ModelConfig
-from jaxpage.engine.calls import as_prompts
+from jaxpage.engine.calls import as_params, as_prompts
 from jaxpage.engine.requests import RequestFactory
-from jaxpage.errors import RequestError
+from jaxpage.errors import ConfigError, RequestError
 from jaxpage.sampling_params import SamplingParams
 
 CONFIG = ModelConfig(500, 64, 160, 3, 4, 2, 16, 512)
@@ -42,6 +42,21 @@ def test_arrays_are_the_ids_that_they_hold(array: Any) -> None:
     assert encoded([[array(value) for value in IDS], array([7])]) == [*one, (7,)]
     assert encoded(array([IDS, IDS])) == one * 2
     assert all(type(value) is int for value in encoded(array(IDS))[0])
+
+
+def test_an_array_without_values_is_its_own_prompts_error() -> None:
+    gone = jnp.array(IDS)
+    gone.delete()
+    one, other = as_prompts([gone, IDS])
+    assert isinstance(one, RequestError) and "can't be read" in str(one) and other == IDS
+    with pytest.raises(RequestError, match="can't be read"):
+        as_prompts(gone)  # pyright: ignore[reportArgumentType]  # as callers do
+
+
+@pytest.mark.parametrize("params", [5, object()])
+def test_what_is_no_settings_is_refused(params: Any) -> None:
+    with pytest.raises(ConfigError, match="as sampling params, wanted SamplingParams"):
+        as_params(params, 1)
 
 
 @pytest.mark.parametrize("prompt", [[], "text", np.array(["text"])], ids=str)

@@ -10,9 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from jaxpage import LLM, ConfigError, SamplingParams, load
+from jaxpage.engine.host_pool import HostPool
 from jaxpage.engine.runner import Runner
 from jaxpage.host.plan import Resumed, StepPlan
 from tests.engine.fakes import LetterStream, StubEngine, run, said
@@ -196,6 +198,67 @@ def test_memory_that_runs_out_on_the_device_fails_the_steps_requests_alone(
     failed = [output.error for output in outputs if output.error is not None]
     assert 0 < len(failed) <= LIMITS["max_num_seqs"] and "RESOURCE_EXHAUSTED" in failed[0]
     assert {o.outputs[0].token_ids for o in outputs if o.error is None} == {wanted}
+
+
+@jax.transfer_guard("allow")
+def broken(array: jax.Array) -> jax.Array:
+    """As a device fails: the array is there at once, and whoever waits for it gets an error."""
+    large = jax.numpy.ones((1500, 1500))
+    late = jax.jit(lambda array, large: array + (large @ large @ large)[0, 0].astype(array.dtype))
+    return jax.jit(_failing)(late(array, large))  # what waits for another is not run at once
+
+
+def _failing(array: jax.Array) -> jax.Array:
+    def fails(array: Any) -> Any:
+        raise RuntimeError("the device is broken")
+
+    return jax.pure_callback(fails, jax.typeof(array), array)
+
+
+@pytest.fixture
+def calm() -> Iterator[None]:
+    """At its exit JAX waits for the last callback, and would tell what that raised."""
+    yield
+    like = jax.ShapeDtypeStruct((1,), np.float32)
+    jax.jit(lambda: jax.pure_callback(lambda: np.zeros(1, np.float32), like))()
+
+
+@pytest.mark.usefixtures("calm")
+@pytest.mark.parametrize("what", ["draws", "pool"])
+def test_what_a_device_left_that_failed_once_fails_no_later_call(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    wanted = ids(llm)
+    runner, whole = llm.runner, llm.runner._run
+    steps: list[StepPlan] = []
+
+    def run(plan: StepPlan) -> Any:
+        ticket = whole(plan)
+        steps.append(plan)
+        if len(steps) != 3:
+            return ticket
+        if what == "pool":
+            runner._pool = runner._pool._replace(leaves=[*map(broken, runner._pool.leaves)])
+        latest = broken(ticket.latest)
+        return replace(ticket, drawn=latest, latest=latest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "_run", run)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="the device is broken"):
+            ids(llm)
+    for _ in range(2):
+        assert ids(llm) == wanted
+
+
+@pytest.mark.usefixtures("calm")
+def test_blocks_that_never_arrive_at_the_host_are_forgotten() -> None:
+    pool = HostPool(1, (2,), np.dtype("float32"))
+    pool.store([0], broken(jax.device_put(np.zeros((1, 2), np.float32))))
+    out = np.zeros((1, 2), np.float32)
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        pool.load([0], out)
+    pool.forget()
+    pool.load([0], out)
 
 
 def test_a_call_that_is_cut_off_in_its_clean_up_is_cleared_away_by_the_next(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import jaxpage as jp
 from jaxpage.engine.programs import Programs
@@ -78,9 +78,12 @@ def spread(params: Any, spec: PartitionSpec) -> Any:
     [
         lambda tree: jax.device_put(tree, jax.devices()[1]),
         lambda tree: spread(tree, PartitionSpec()),
+        lambda tree: jax.device_put(
+            tree, SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+        ),
         lambda tree: {**tree, "embed": spread(tree["embed"], PartitionSpec("data"))},
     ],
-    ids=["another device", "replicated", "sharded"],
+    ids=["another device", "replicated", "pinned", "sharded"],
 )
 def test_params_elsewhere_are_placed_at_once(
     params: dict[str, Any], wanted: Made, move: Callable[[Any], Any]
