@@ -3,7 +3,7 @@
 # Ctrl-C is taken care of before anything that takes a while
 from __future__ import annotations
 
-from jaxpage.interrupts import INTERRUPTED, interruptible, leave_at_once
+from jaxpage.interrupts import INTERRUPTED, end, interruptible, leave_at_once
 
 if __name__ == "__main__":
     leave_at_once()
@@ -115,4 +115,4 @@ def _fail(message: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

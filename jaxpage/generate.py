@@ -7,7 +7,7 @@ is wrong; 130 interrupted; 141 the reader of stdout went away.
 # Ctrl-C is taken care of before anything that takes a while
 from __future__ import annotations
 
-from jaxpage.interrupts import INTERRUPTED, interruptible, leave_at_once
+from jaxpage.interrupts import INTERRUPTED, end, interruptible, leave_at_once
 
 if __name__ == "__main__":
     leave_at_once()
@@ -237,4 +237,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

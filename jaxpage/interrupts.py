@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 INTERRUPTED = 130
 
@@ -42,6 +44,16 @@ def interruptible() -> Iterator[Callable[[], None]]:
         yield check
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def end(code: int) -> NoReturn:
+    """Ends the process; after Ctrl-C without waiting for programs that are being compiled."""
+    if code == INTERRUPTED:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):  # closed, or never there
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _leave(*_: object) -> None:

@@ -67,3 +67,13 @@ def test_another_thread_leaves_signals_alone() -> None:
     thread.start()
     thread.join()
     assert found == [signal.getsignal(signal.SIGINT)]
+
+
+def test_a_command_that_was_interrupted_waits_for_no_thread() -> None:
+    code = (
+        "import threading\nfrom jaxpage.interrupts import end\n"
+        "threading.Thread(target=threading.Event().wait).start()\n"
+        "print('finished', end='')\nend(130)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (130, "finished")
