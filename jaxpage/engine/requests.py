@@ -52,6 +52,8 @@ class RequestFactory:
                 ignore_eos=params.ignore_eos,
             )
         drawn = self._seeds.getrandbits(64)  # drawn always: a seed shifts nobody else's stream
+        if params.stop:  # searched in the text, which there would be none of
+            self._text_tokenizer("stop")
         request = Request(
             request_id=request_id,
             prompt_token_ids=self.encode(prompt),

@@ -36,6 +36,17 @@ def test_what_is_no_prompt_is_refused(
         factory.build("a", prompt, params)
 
 
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(stop=("a",)), SamplingParams(bad_words=("a",))],
+    ids=["stop", "bad_words"],
+)
+def test_what_is_said_of_text_wants_a_tokenizer(params: SamplingParams) -> None:
+    factory = RequestFactory(None, CONFIG, num_token_ids=500, seed=0)
+    with pytest.raises(RequestError, match=r"got (stop|bad_words) and no tokenizer, wanted"):
+        factory.build("a", [1], params)
+
+
 def test_ends_are_those_of_config_and_tokenizer() -> None:
     tokenizer = load_tokenizer(MODEL_DIR)
     config = replace(CONFIG, eos_token_ids=(7, 499, 600))
