@@ -142,7 +142,7 @@ class Runner:
         self.check_open()
         if self._last is not None and self._last.plan is plan:
             return self._last
-        if any(leaf.is_deleted() for leaf in self._pool.leaves):
+        if any(leaf.is_deleted() for leaf in self._cache):
             self._renew_pool(plan)
         with self._blaming(plan):
             ticket = self._last = self._run(plan)
@@ -198,7 +198,7 @@ class Runner:
         self._move_blocks(plan)
         previous = self._nothing_drawn if self._last is None else self._last.latest
         leaves, draw_input, hidden = program(
-            self._weights, self._pool.leaves, self._put(vector), previous
+            self._weights, self._cache, self._put(vector), previous
         )
         self._pool = Pool(leaves, self._pool.moved)
         drawn = top = None
@@ -222,6 +222,11 @@ class Runner:
             self._mover.prepare(plan.moves)
             cache = self._mover.apply(self._cache_tree.unflatten(leaves), plan.moves)
             self._pool = Pool(jax.tree.leaves(cache), plan)
+
+    @property
+    def _cache(self) -> Leaves:
+        """The pool's arrays as they are now."""
+        return self._pool.leaves
 
     @contextmanager
     def _blaming(self, plan: StepPlan) -> Iterator[None]:
@@ -285,7 +290,7 @@ class Runner:
 
     def _drop_pool(self) -> None:
         """Forgets all that steps have left on the device: what a failed one made fails again."""
-        for leaf in self._pool.leaves:
+        for leaf in self._cache:
             leaf.delete()
         self._last = None
         self._mover.forget()
@@ -335,7 +340,7 @@ class Runner:
             return jax.tree.leaves(cache), draw_input, hidden
 
         vector = jax.ShapeDtypeStruct((shape.packed_size,), jnp.int32)
-        fixed = shape_tree((self._weights, self._pool.leaves))
+        fixed = shape_tree((self._weights, self._cache))
         previous = shape_tree(self._nothing_drawn)
         return jax.jit(forward, donate_argnums=1).lower(*fixed, vector, previous)
 

@@ -116,7 +116,7 @@ def test_the_number_of_programs_is_bounded_by_construction(llm: LLM) -> None:
 
 def test_a_step_updates_the_pool_in_place(llm: LLM) -> None:
     ids(llm, PROMPTS, GREEDY)
-    pool = sum(leaf.nbytes for leaf in llm.runner._pool.leaves)
+    pool = sum(leaf.nbytes for leaf in llm.runner._cache)
     for shape in llm.runner.ladders.all_shapes():
         memory = llm.runner._forward_program(shape).memory_analysis()
         assert memory.alias_size_in_bytes == pool, shape

@@ -43,7 +43,7 @@ def made(llm: jp.LLM) -> Made:
 
 
 def places(llm: jp.LLM) -> set[jax.Device]:
-    leaves = jax.tree.leaves((llm.runner.params, llm.runner._pool.leaves))
+    leaves = jax.tree.leaves((llm.runner.params, llm.runner._cache))
     return {device for leaf in leaves for device in leaf.devices()}
 
 
