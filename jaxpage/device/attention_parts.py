@@ -37,7 +37,7 @@ class Softmax(NamedTuple):
         tops = jnp.full(shape[:-1], MASKED / 2, jnp.float32)
         return vary_alike(cls(tops, zeros[..., 0], zeros), like)
 
-    def at(self, row: Array) -> Softmax:
+    def at(self, row: Array | int) -> Softmax:
         """That of one row."""
         return Softmax(self.top[row], self.total[row], self.acc[row])
 

@@ -58,7 +58,7 @@ def attend_prefixes(
     tile = min(TILE_ROWS, num_rows)
     tiles = _cut(step.group_rows, step.prefix_lens, num_rows, tile)
 
-    def add_tile(index: Array, state: Softmax) -> Softmax:
+    def add_tile(index: Array | int, state: Softmax) -> Softmax:
         group = jnp.searchsorted(tiles.ends, index, side="right").astype(jnp.int32)
         skipped = (index - tiles.ends[group] + tiles.counts[group]) * tile
         rows = lax.dynamic_slice(tiles.rows, (group, skipped), (1, tile))[0]
@@ -95,7 +95,7 @@ def _attend_tile(
     """Of queries [K, N / K, tile, H] that see tokens starts[i] .. end - 1 of the table [M]."""
     size = blocks * layer_kv.k.shape[1]
 
-    def add_chunk(chunk: Array, part: Softmax) -> Softmax:
+    def add_chunk(chunk: Array | int, part: Softmax) -> Softmax:
         ids = lax.dynamic_slice(table, (chunk * blocks,), (blocks,))
         key = chunk * size + jnp.arange(size, dtype=jnp.int32)
         live = (key < end) & (key >= starts.min())

@@ -87,11 +87,11 @@ def decode_by_row(
         top, total = (part.reshape(acc.shape[:-1]) for part in (shared.top, shared.total))
         shared = Softmax(top, total, acc)
 
-    def add_row(row: Array, out: Array) -> Array:
+    def add_row(row: Array | int, out: Array) -> Array:
         end = step.context_lens[row]
         start = jnp.maximum(first_seen(end - 1, sliding_window), begin[row])
 
-        def add_chunk(chunk: Array, state: Softmax) -> Softmax:
+        def add_chunk(chunk: Array | int, state: Softmax) -> Softmax:
             ids = lax.dynamic_slice(tables, (row, chunk * blocks), (1, blocks))[0]
             key = chunk * size + jnp.arange(size, dtype=jnp.int32)
             live = (key < end) & (key >= start)
@@ -125,7 +125,7 @@ def decode_batch(
     starts = jnp.maximum(first_seen(ends - 1, sliding_window), begin)
     queries = q.reshape(num_rows, num_kv_heads, -1, head_dim)
 
-    def add_chunk(chunk: Array, state: Softmax) -> Softmax:
+    def add_chunk(chunk: Array | int, state: Softmax) -> Softmax:
         ids = lax.dynamic_slice_in_dim(tables, chunk * blocks, blocks, axis=1)
         key = chunk * size + jnp.arange(size, dtype=jnp.int32)
         live = (key[None] < ends[:, None]) & (key[None] >= starts[:, None])
@@ -154,7 +154,7 @@ def _attend_tiles(
     tile_ends = jnp.cumsum(tiles, dtype=jnp.int32)
     padded = jnp.pad(q, ((0, tile), (0, 0), (0, 0)))
 
-    def add_tile(index: Array, out: Array) -> Array:
+    def add_tile(index: Array | int, out: Array) -> Array:
         row = jnp.searchsorted(tile_ends, index, side="right").astype(jnp.int32)
         skipped = (index - tile_ends[row] + tiles[row]) * tile
         begin = step.query_starts[row] + skipped
@@ -166,7 +166,7 @@ def _attend_tiles(
         queries = lax.dynamic_slice(padded, (begin, FIRST, FIRST), (tile, num_heads, head_dim))
         queries = queries.reshape(tile, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
 
-        def add_chunk(chunk: Array, state: Softmax) -> Softmax:
+        def add_chunk(chunk: Array | int, state: Softmax) -> Softmax:
             ids = lax.dynamic_slice(tables, (row, chunk * blocks), (1, blocks))[0]
             key = chunk * size + jnp.arange(size, dtype=jnp.int32)
             live = (key < end) & (key >= start)

@@ -49,7 +49,7 @@ def _loop_over(compute: Callable[..., Tree]) -> Callable[..., Tree]:
     def run(asked: Array, default: Tree, args: Any) -> Tree:
         asking_first = jnp.argsort(~asked).astype(jnp.int32)
 
-        def replace(index: Array, result: Tree) -> Tree:
+        def replace(index: Array | int, result: Tree) -> Tree:
             row = asking_first[index]
             computed = compute(*jax.tree.map(lambda arg: arg[row], args))
             return jax.tree.map(lambda all, one: all.at[row].set(one), result, computed)

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
+from operator import index
 
 from jaxpage.config import ModelConfig
 from jaxpage.engine.detokenize import Detokenizer
@@ -15,6 +16,7 @@ from jaxpage.errors import RequestError
 from jaxpage.host.plan import Request
 from jaxpage.later import check_available
 from jaxpage.numbers import plain
+from jaxpage.reading import answering
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 from jaxpage.tokenizer import ChatPrompt, Tokenizer
 
@@ -88,8 +90,7 @@ class RequestFactory:
         if not isinstance(completion, str):
             return self.encode(completion)
         _check_text("a completion", completion)
-        tokenizer = self._text_tokenizer("a completion of text")
-        ids = tuple(tokenizer.encode(completion, add_special_tokens=False))
+        ids = self._ids("a completion of text", completion, add_special_tokens=False)
         if not ids:
             raise RequestError("got an empty completion, wanted at least one token; write some")
         return ids
@@ -99,11 +100,9 @@ class RequestFactory:
         prompt = plain(prompt)
         if isinstance(prompt, str):
             _check_text("a prompt", prompt)
-            tokenizer = self._text_tokenizer("a prompt of text")
-            if isinstance(prompt, ChatPrompt):  # a caller's own tokenizer doesn't know of it
-                ids = tuple(tokenizer.encode(prompt, add_special_tokens=False))
-            else:
-                ids = tuple(tokenizer.encode(prompt))
+            # of a chat's prompt a caller's own tokenizer doesn't know
+            how = {"add_special_tokens": False} if isinstance(prompt, ChatPrompt) else {}
+            ids = self._ids("a prompt of text", prompt, **how)
             if not ids:
                 raise RequestError(
                     "got an empty prompt and a model without a begin-of-text token, wanted at "
@@ -128,17 +127,21 @@ class RequestFactory:
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             _check_text("a bad word", word)
-            tokenizer = self._text_tokenizer("bad_words")
             for text in (word.lstrip(), " " + word.lstrip()):
-                ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+                ids = self._ids("bad_words", text, add_special_tokens=False)
                 if ids:
                     found[ids] = None
         return tuple(found)
 
-    def _text_tokenizer(self, what: str) -> Tokenizer:
+    def _ids(self, what: str, text: str, **how: bool) -> tuple[int, ...]:
+        """A text's ids; RequestError for whatever the tokenizer raises, which may be anybody's."""
         if self._tokenizer is None:
             raise RequestError(f"got {what} and no tokenizer, wanted token ids; pass a tokenizer")
-        return self._tokenizer
+        with answering(
+            "a tokenizer that failed", wanted=f"ids for {what}", do="mend it or pass token ids"
+        ):
+            ids = self._tokenizer.encode(text, **how)
+            return tuple(index(plain(token_id)) for token_id in plain(ids))
 
 
 def _ends(tokenizer: Tokenizer | None, config: ModelConfig, num_token_ids: int) -> frozenset[int]:

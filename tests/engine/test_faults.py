@@ -142,6 +142,9 @@ def test_donated_params_are_named_and_new_ones_mend_it(parts: dict[str, Any]) ->
     llm.update_params(parts["params"])
     assert ids(llm) == wanted
     llm.close()
+    for call in (lambda: ids(llm), lambda: llm.expect_requests(1)):
+        with pytest.raises(ConfigError, match="after close"):
+            call()
 
 
 def test_a_report_that_raises_is_told_and_costs_no_program(parts: dict[str, Any]) -> None:

@@ -101,3 +101,24 @@ def test_a_priority_may_be_a_number_of_numpy() -> None:
     priority: Any = np.int64(-3)
     built = factory.build("a", [1], SamplingParams(), priority=priority)
     assert built.priority == -3 and type(built.priority) is int
+
+
+class Panic(BaseException):
+    """As Rust's libraries raise it."""
+
+
+@pytest.mark.parametrize("made", [KeyError("x"), Panic("x"), None, [1.5]], ids=repr)
+def test_a_tokenizer_that_fails_is_the_requests_error(made: Any) -> None:
+    class Failing:
+        eos_token_ids: tuple[int, ...] = ()
+
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> Any:
+            if isinstance(made, BaseException):
+                raise made
+            return made
+
+    failing: Any = Failing()
+    factory = RequestFactory(failing, CONFIG, num_token_ids=500, seed=0)
+    for encode in (factory.encode, factory.encode_completion):
+        with pytest.raises(RequestError, match=r"got a tokenizer that failed .*; mend it"):
+            encode("text")

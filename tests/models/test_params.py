@@ -44,16 +44,7 @@ def deleted() -> jax.Array:
         lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf, ">f4"), tree),
         lambda tree: jax.tree.map(lambda leaf: linen.Partitioned(leaf, (None,) * leaf.ndim), tree),
     ],
-    ids=[
-        "dict",
-        "wrapped",
-        "frozen",
-        "frozen wrapped",
-        "nnx.State",
-        "numpy",
-        "big endian",
-        "boxed",
-    ],
+    ids=["dict", "wrapped", "frozen", "frozen wrapped", "nnx", "numpy", "big endian", "boxed"],
 )
 def test_every_form_of_a_tree_is_the_same_tree(wrap: Callable[[Any], Any]) -> None:
     found = checked_params(wrap(PARAMS), CONFIG)
