@@ -55,7 +55,7 @@ class RequestFactory:
             )
         drawn = self._seeds.getrandbits(64)  # drawn always: a seed shifts nobody else's stream
         if params.stop:  # searched in the text, which there would be none of
-            self._text_tokenizer("stop")
+            self._need_tokenizer("stop")
         request = Request(
             request_id=request_id,
             prompt_token_ids=self.encode(prompt),
@@ -135,13 +135,17 @@ class RequestFactory:
 
     def _ids(self, what: str, text: str, **how: bool) -> tuple[int, ...]:
         """A text's ids; RequestError for whatever the tokenizer raises, which may be anybody's."""
-        if self._tokenizer is None:
-            raise RequestError(f"got {what} and no tokenizer, wanted token ids; pass a tokenizer")
+        tokenizer = self._need_tokenizer(what)
         with answering(
             "a tokenizer that failed", wanted=f"ids for {what}", do="mend it or pass token ids"
         ):
-            ids = self._tokenizer.encode(text, **how)
+            ids = tokenizer.encode(text, **how)
             return tuple(index(plain(token_id)) for token_id in plain(ids))
+
+    def _need_tokenizer(self, what: str) -> Tokenizer:
+        if self._tokenizer is None:
+            raise RequestError(f"got {what} and no tokenizer, wanted token ids; pass a tokenizer")
+        return self._tokenizer
 
 
 def _ends(tokenizer: Tokenizer | None, config: ModelConfig, num_token_ids: int) -> frozenset[int]:
