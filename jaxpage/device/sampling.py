@@ -67,7 +67,8 @@ def sample(
     """One token of each row of float32 logits, with log-probabilities.
 
     `num_top` alternatives come back beside each (at most V). `num_token_ids`: the logits from
-    there on belong to a padded vocabulary; they count for nothing.
+    there on belong to a padded vocabulary; they count for nothing. What can't be drawn has the
+    log-probability -inf, also as an alternative, which trips `jax_debug_infs`: it is meant.
     """
     logits = logits[:, :num_token_ids]
     edited = logits
