@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jax
 import pytest
 
 from jaxpage import memory
@@ -32,7 +31,7 @@ class Device:
 def test_a_device_without_a_limit_lives_on_the_host(
     stats: dict[str, int] | None, wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jax, "devices", lambda: [Device(stats)])
+    monkeypatch.setattr(memory, "default_device", lambda: Device(stats))
     monkeypatch.setattr(memory, "available_bytes", lambda: 7)
     assert memory.free_bytes() == wanted
 
