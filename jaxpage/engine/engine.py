@@ -295,8 +295,12 @@ class LLMEngine:
                 ):
                     self._extend_all(news, ended)
             except RequestError as error:
-                self._live[news[0].request_id].error = str(error)
-                ended.append((news[0], None))
+                update = news[0]
+                live = self._live.get(update.request_id)
+                if live is not None:
+                    live.error = str(error)
+                    self._changed[update.request_id] = live
+                ended.append((update, None))
                 news.popleft()
         return ended
 

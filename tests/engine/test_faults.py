@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jaxpage import LLM, ConfigError, SamplingParams, load
+from jaxpage.engine.engine import LLMEngine
 from jaxpage.engine.host_pool import HostPool
 from jaxpage.engine.runner import Runner
 from jaxpage.host.plan import Resumed, StepPlan
@@ -316,6 +317,17 @@ def test_a_tokenizer_that_raises_fails_its_request_alone(
     assert news["a"][-1].finished
     assert len(news["b"][-1].outputs[0].token_ids) == 12
     assert engine.stats().blocks_free == engine.stats().blocks_total
+
+
+def test_what_fails_before_any_text_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = StubEngine()
+    engine.add("a", "abc")
+    engine.add("b", "hello")
+    broken = fail(1, KeyError)(LLMEngine._extend_all)
+    monkeypatch.setattr(LLMEngine, "_extend_all", broken)
+    news = run(engine)
+    assert sorted(news) == ["a", "b"] and not engine.has_unfinished
+    assert [bool(news[name][-1].error) for name in sorted(news)].count(True) == 1
 
 
 @pytest.mark.parametrize("params", [{}, {"n": 3, "temperature": 1.0}, {"stop": "§", "logprobs": 1}])
