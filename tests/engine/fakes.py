@@ -105,10 +105,15 @@ def said(prompt: str, count: int) -> str:
     return "".join(LETTERS[token] for token in tokens[len(prompt) :])
 
 
+MOST_STEPS = 10_000
+
+
 def run(engine: StubEngine) -> dict[str, list[RequestOutput]]:
-    """Every snapshot of every request."""
+    """Every snapshot of every request; AssertionError where they never end."""
     news: dict[str, list[RequestOutput]] = {}
-    while engine.has_unfinished:
+    for _ in range(MOST_STEPS):
+        if not engine.has_unfinished:
+            return news
         for output in engine.step():
             news.setdefault(output.request_id, []).append(output)
-    return news
+    raise AssertionError(f"still unfinished after {MOST_STEPS} steps")
