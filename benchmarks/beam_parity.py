@@ -28,7 +28,7 @@ from benchmarks.workload import load_sample
 from jaxpage import LLM, BeamSearchParams
 from jaxpage.host.beam import BeamSearch, Continuation
 
-RECORDED = Path(__file__).parents[1] / "tests" / "data"
+RECORDED = Path(__file__).parents[1] / "tests" / "golden" / "data"
 NEAR_TIE = 1e-4
 TOLERANCE = 1e-3
 LIVE_PROMPTS, LIVE_TOKENS, LIVE_WIDTH = 20, 16, 4

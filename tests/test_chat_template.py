@@ -17,7 +17,7 @@ from jaxpage.chat_template import (
 )
 from jaxpage.errors import RequestError
 from jaxpage.tokenizer import load_tokenizer
-from tests.tokenizer_kinds import sentencepiece_model, tiktoken_file, write_files
+from tests.tokenizers.kinds import sentencepiece_model, tiktoken_file, write_files
 
 USER = {"role": "user", "content": " Hi "}
 SYSTEM = {"role": "system", "content": "Be kind."}

@@ -1,4 +1,4 @@
-"""From a name to arrays on the device; what every format holds is in test_formats.py."""
+"""From a name to arrays on the device; what every format holds is in tests/formats."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from jaxpage.checkpoint import DEFAULT_MODEL, load, load_weights
 from jaxpage.config import DType
 from jaxpage.errors import CapacityError, CheckpointError, ConfigError
 from jaxpage.models.registry import abstract_params
-from tests.formats import variant, write_gguf, write_hf
+from tests.golden import DATA_DIR
+from tests.helpers.formats import variant, write_gguf, write_hf
 from tests.tiny import MODEL_DIR
 
-GOLDEN = Path(__file__).parent / "data" / "golden_smollm2_greedy.json"
+GOLDEN = DATA_DIR / "golden_smollm2_greedy.json"
 
 
 @pytest.fixture

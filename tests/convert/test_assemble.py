@@ -12,7 +12,7 @@ import pytest
 
 from convert.model import StoredModel, open_model
 from jaxpage.errors import CheckpointError
-from tests.formats import ModelFiles, variant, write_hf
+from tests.helpers.formats import ModelFiles, variant, write_hf
 
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"

@@ -15,7 +15,7 @@ from convert.gguf_io import GgufFile
 from convert.tensors import Tensor
 from jaxpage.config import ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError
-from tests.formats.gguf_file import rope_factors
+from tests.helpers.formats.gguf_file import rope_factors
 
 METADATA = {
     "general.architecture": "llama",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from convert.gguf_io import is_gguf, read_gguf
 from jaxpage.errors import CheckpointError
-from tests.formats import variant, write_gguf
+from tests.helpers.formats import variant, write_gguf
 
 
 def write_one(path: Path, raw: np.ndarray, kind: str) -> None:

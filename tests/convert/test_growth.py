@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.formats import random_model, variant, write_hf
-from tests.formats.variants import BASE
+from tests.helpers.formats import random_model, variant, write_hf
+from tests.helpers.formats.variants import BASE
 
 ROOT = Path(__file__).parents[2]
 SHARDS = 3

@@ -9,7 +9,7 @@ import pytest
 from convert.hf_config import parse_hf_config, write_generation_config, write_hf_config
 from jaxpage.config import ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError
-from tests.formats.variants import BASE, VARIANTS
+from tests.helpers.formats.variants import BASE, VARIANTS
 
 LLAMA3 = {
     "factor": 8.0,

@@ -10,7 +10,7 @@ import pytest
 
 from convert.hf_config import read_hf_config
 from convert.run import convert
-from tests.formats import variant, write_hf
+from tests.helpers.formats import variant, write_hf
 
 pytestmark = pytest.mark.torch
 

@@ -11,7 +11,7 @@ import pytest
 
 from convert.__main__ import main
 from convert.model import open_model
-from tests.formats import variant, write_gguf, write_hf
+from tests.helpers.formats import variant, write_gguf, write_hf
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:

@@ -19,9 +19,9 @@ from jaxpage.chat_template import LLAMA2_TEMPLATE, VICUNA_TEMPLATE, DefaultTempl
 from jaxpage.config import DType
 from jaxpage.errors import CapacityError, CheckpointError
 from jaxpage.tokenizer import load_tokenizer
-from tests.formats import ModelFiles, variant, write_gguf, write_hf
+from tests.helpers.formats import ModelFiles, variant, write_gguf, write_hf
 from tests.tiny import MODEL_DIR
-from tests.tokenizer_kinds import sentencepiece_model
+from tests.tokenizers.kinds import sentencepiece_model
 
 needs_tiny = pytest.mark.skipif(not MODEL_DIR.exists(), reason="the tiny model is not built")
 

@@ -14,8 +14,8 @@ from convert.text_files import find_tokenizer
 from jaxpage.checkpoint import load
 from jaxpage.errors import CheckpointError
 from jaxpage.tokenizer import load_tokenizer
-from tests.formats import ModelFiles, variant, write_gguf, write_hf, write_meta
-from tests.formats.gguf_file import write_gguf as write_gguf_file
+from tests.helpers.formats import ModelFiles, variant, write_gguf, write_hf, write_meta
+from tests.helpers.formats.gguf_file import write_gguf as write_gguf_file
 from tests.tiny import MODEL_DIR
 
 needs_tiny = pytest.mark.skipif(not MODEL_DIR.exists(), reason="the tiny model is not built")
@@ -73,7 +73,7 @@ def test_a_gguf_file_may_say_that_it_has_no_vocabulary(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "tests.formats.gguf_file._add_tokenizer",
+        "tests.helpers.formats.gguf_file._add_tokenizer",
         lambda writer, _: writer.add_tokenizer_model(name),
     )
     model = ModelFiles(variant("gqa").config, variant("gqa").weights, {"tokenizer.model": b"x"})

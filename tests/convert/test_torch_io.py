@@ -1,4 +1,4 @@
-"""PyTorch files: what is refused, and that nothing is unpickled. Round trips: test_formats.py."""
+"""PyTorch files: what is refused, and that nothing is unpickled. Round trips: tests/formats."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import pytest
 
 from convert.torch_io import read_bin_files, read_meta_shards
 from jaxpage.errors import CheckpointError
-from tests.formats import random_model, variant, write_meta
-from tests.formats.variants import BASE
+from tests.helpers.formats import random_model, variant, write_meta
+from tests.helpers.formats.variants import BASE
 
 torch_only = pytest.mark.torch
 

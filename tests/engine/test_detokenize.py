@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxpage.engine.detokenize import Detokenizer, StopMatcher
 from jaxpage.tokenizer import Tokenizer
-from tests.tokenizer_kinds import HARD_TEXTS, KINDS, make
+from tests.tokenizers.kinds import HARD_TEXTS, KINDS, make
 
 REPLACEMENT = "\ufffd"
 texts = st.text(alphabet="ab c\n日é😀.", max_size=30)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +18,10 @@ from jaxpage.config import CacheConfig
 from jaxpage.engine.engine import LLMEngine
 from jaxpage.host.scheduler import Scheduler
 from jaxpage.outputs import EngineStats
+from tests.golden import DATA_DIR
 from tests.tiny import MODEL_DIR
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "data" / "golden_tiny.json").read_text())
+GOLDEN = json.loads((DATA_DIR / "golden_tiny.json").read_text())
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 SAMPLED = replace(GREEDY, temperature=0.9, n=3, seed=7)
 BEAM = BeamSearchParams(beam_width=4, max_tokens=12)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 
 import jaxpage as jp
+from tests.golden import DATA_DIR
 from tests.tiny import MODEL_DIR
 
 PROMPTS = ("Tom has a red", "Anna", "The dog and the cat went to the big park to play with a ball")
@@ -68,7 +68,7 @@ def test_a_real_models_ids_are_the_recorded_ones() -> None:
     What takes time in interpret mode is compiling, so the prompts fit into one step: one prefill
     program and one decode program in all.
     """
-    path = Path(__file__).parents[1] / "data" / "golden_smollm2_greedy.json"
+    path = DATA_DIR / "golden_smollm2_greedy.json"
     items = json.loads(path.read_text(encoding="utf-8"))["items"]
     llm = jp.LLM(
         "smollm2-135m",

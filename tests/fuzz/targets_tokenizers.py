@@ -12,7 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from jaxpage.chat_template import LLAMA2_TEMPLATE, VICUNA_TEMPLATE, render_chat
 from jaxpage.tokenizer import Tokenizer, load_tokenizer
 from tests.fuzz.target import Target
-from tests.tokenizer_kinds import (
+from tests.tokenizers.kinds import (
     byte_level_backend,
     byte_level_keys,
     sentencepiece_keys,

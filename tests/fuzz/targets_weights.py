@@ -10,10 +10,10 @@ from typing import Any
 from convert.model import open_model
 from convert.run import convert
 from jaxpage.checkpoint import load_weights
-from tests.formats import random_model, write_gguf, write_hf, write_hf_bin, write_meta
-from tests.formats.model_files import ModelFiles
-from tests.formats.variants import BASE
 from tests.fuzz.target import Target
+from tests.helpers.formats import random_model, write_gguf, write_hf, write_hf_bin, write_meta
+from tests.helpers.formats.model_files import ModelFiles
+from tests.helpers.formats.variants import BASE
 
 SMALL: dict[str, Any] = BASE | {
     "hidden_size": 16,

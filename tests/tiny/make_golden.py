@@ -1,4 +1,4 @@
-"""Writes what Hugging Face transformers says of the test models: tests/data/golden_tiny*.json.
+"""Writes what Hugging Face transformers says of the test models: tests/golden/data.
 
 `python -m tests.tiny.make_golden`; needs torch and transformers. Float32, eager attention, CPU.
 The tests compare with these files, so that they need neither.
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 import transformers
 
-from tests.formats import VARIANTS, variant, write_hf
+from tests.golden import DATA_DIR
+from tests.helpers.formats import VARIANTS, variant, write_hf
 from tests.tiny import MODEL_DIR
 from tests.tiny.prompts import BEAM_PROMPTS, BEAM_SETTINGS, BEAM_TOKENS, GREEDY_TOKENS, PROMPTS
 from tests.tiny.tokenizer import load_tokenizer
 
-DATA_DIR = Path(__file__).parents[1] / "data"
 NUM_TOP = 5
 VARIANT_PROMPT = [1, 7, 3, 11, 60, 2, 44, 44, 9, 81, 30, 17, 5, 90, 33, 21, 64, 8, 70, 12, 50, 28]
 VARIANT_TOKENS = 4

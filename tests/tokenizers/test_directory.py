@@ -14,7 +14,7 @@ from tokenizers import processors
 from jaxpage.chat_template import LLAMA2_TEMPLATE, VICUNA_TEMPLATE
 from jaxpage.errors import CheckpointError, ConfigError
 from jaxpage.tokenizer import as_tokenizer, load_tokenizer
-from tests.tokenizer_kinds import (
+from tests.tokenizers.kinds import (
     byte_level_backend,
     sentencepiece_model,
     tiktoken_file,

@@ -18,7 +18,7 @@ from jaxpage.tokenizers.tiktoken_file import (
     is_tiktoken,
     tokenizer_from_tiktoken,
 )
-from tests.tokenizer_kinds import HARD_TEXTS, SENTENCE, sentencepiece_model, tiktoken_file
+from tests.tokenizers.kinds import HARD_TEXTS, SENTENCE, sentencepiece_model, tiktoken_file
 
 tiktoken = pytest.importorskip("tiktoken", reason="needs tiktoken to compare with")
 

@@ -6,13 +6,13 @@ A few of them; all, and more computed live, are `benchmarks.beam_parity`'s.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from jaxpage import LLM, BeamSearchParams
+from tests.golden import DATA_DIR
 
-GOLDEN = Path(__file__).parent / "data" / "golden_smollm2_beam.json"
+GOLDEN = DATA_DIR / "golden_smollm2_beam.json"
 SETTINGS = ("beam_width", "max_tokens", "length_penalty", "early_stopping")
 CHOSEN = (0, 4, 8, 20, 21, 22, 26, 28)
 """Each of the five settings; from 20 on, beams that end before the limit."""

@@ -18,7 +18,7 @@ import sentencepiece
 from jaxpage.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from jaxpage.tokenizers.pretokenizers import LLAMA3_PATTERN
 from jaxpage.tokenizers.tiktoken_file import SPECIAL_TOKENS
-from tests.tokenizer_kinds import HARD_TEXTS, SENTENCE, sentencepiece_keys, write_gguf
+from tests.tokenizers.kinds import HARD_TEXTS, SENTENCE, sentencepiece_keys, write_gguf
 
 
 def packaged(package: str, path: str) -> Path:

@@ -1,7 +1,7 @@
 """One model, every format that `convert` reads: the same parameters, Hugging Face's logits.
 
-The writers are tests/formats, which share no code with the readers. What transformers says of the
-models is kept in tests/data/golden_tiny_random.json (tests/tiny/make_golden.py writes it).
+The writers are tests/helpers/formats, which share no code with the readers. What transformers says
+of the models is kept in tests/golden/data (tests/tiny/make_golden.py writes it).
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from jaxpage.device.inputs import prefill_input
 from jaxpage.device.kv_cache import init_cache
 from jaxpage.device.step import forward
 from jaxpage.models.registry import build_model
-from tests.formats import (
+from tests.golden import DATA_DIR
+from tests.helpers.formats import (
     VARIANTS,
     ModelFiles,
     variant,
@@ -32,11 +33,11 @@ from tests.formats import (
     write_hf_bin,
     write_meta,
 )
-from tests.formats.meta import neighbours_from_halves
+from tests.helpers.formats.meta import neighbours_from_halves
 from tests.tiny import MODEL_DIR
 from tests.tiny.prompts import PROMPTS
 
-GOLDEN = Path(__file__).parent / "data" / "golden_tiny_random.json"
+GOLDEN = DATA_DIR / "golden_tiny_random.json"
 BLOCK_SIZE = 8
 TOLERANCE = 1e-5
 HEADS = ("gqa", "mha", "mqa", "tied", "mqa_tied", "wide_heads", "odd_vocab")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxpage import LLM, RequestOutput, SamplingParams
+from tests.golden import DATA_DIR
 
-GOLDEN = Path(__file__).parent / "data" / "golden_smollm2_greedy.json"
+GOLDEN = DATA_DIR / "golden_smollm2_greedy.json"
 LOGPROB_TOLERANCE = 1e-3
 
 pytestmark = pytest.mark.weights

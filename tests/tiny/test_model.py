@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jaxpage.checkpoint import load_weights
-from tests.formats import ModelFiles
+from tests.golden import DATA_DIR
+from tests.helpers.formats import ModelFiles
 from tests.tiny import MODEL_DIR
 from tests.tiny.export import hf_config, hf_weights, tokenizer_config
 from tests.tiny.text import KINDS, documents
@@ -21,7 +22,7 @@ LOSS = 0.1701
 
 def test_files_are_small() -> None:
     assert sum(path.stat().st_size for path in MODEL_DIR.iterdir()) < 1_000_000
-    fixtures = [path for path in (MODEL_DIR.parents[1] / "data").iterdir() if path.is_file()]
+    fixtures = [path for path in DATA_DIR.iterdir() if path.is_file()]
     assert sum(path.stat().st_size for path in fixtures) < 1_000_000
 
 

@@ -16,7 +16,7 @@ from jaxpage.chat_template import LLAMA2_TEMPLATE, VICUNA_TEMPLATE
 from jaxpage.errors import CheckpointError
 from jaxpage.tokenizer import load_tokenizer, read_gguf_metadata, tokenizer_from_gguf
 from jaxpage.tokenizers.pretokenizers import PRE_TOKENIZERS, pre_tokenizer
-from tests.tokenizer_kinds import (
+from tests.tokenizers.kinds import (
     HARD_TEXTS,
     byte_level_keys,
     sentencepiece_keys,

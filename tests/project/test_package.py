@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import jaxtyping
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FOLDERS = ("jaxpage", "pallas_kernels", "convert", "tests", "benchmarks")
 FILES = ("pyproject.toml", "README.md")
 FOR_TOOLS = ("docs", "LICENSE", "CHANGELOG.md", "setup.py", "uv.lock")  # and hidden names

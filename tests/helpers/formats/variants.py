@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.formats.model_files import ModelFiles, random_model
+from tests.helpers.formats.model_files import ModelFiles, random_model
 
 BASE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

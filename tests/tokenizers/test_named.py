@@ -16,7 +16,7 @@ from jaxpage.errors import CheckpointError
 from jaxpage.tokenizer import load_tokenizer, save_tokenizer, tokenizer_from_gguf
 from jaxpage.tokenizers.fast import FastTokenizer
 from jaxpage.tokenizers.sentencepiece_kind import SentencePieceTokenizer
-from tests.tokenizer_kinds import (
+from tests.tokenizers.kinds import (
     byte_level_backend,
     byte_level_keys,
     sentencepiece_keys,

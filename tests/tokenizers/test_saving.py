@@ -14,7 +14,7 @@ from jaxpage.chat_template import render_chat
 from jaxpage.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from jaxpage.tokenizers.fast import FastTokenizer
 from jaxpage.tokenizers.sentencepiece_kind import WORD_START, SentencePieceTokenizer
-from tests.tokenizer_kinds import (
+from tests.tokenizers.kinds import (
     HARD_TEXTS,
     KINDS,
     SENTENCE,

@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxpage.checkpoint import load_weights
-from tests.formats import variant, write_hf, write_hf_bin, write_meta
-from tests.test_formats import assert_same, assert_same_model, hf_twin
+from tests.formats.test_round_trips import assert_same, assert_same_model, hf_twin
+from tests.helpers.formats import variant, write_hf, write_hf_bin, write_meta
 
 DERIVED: dict[str, np.ndarray] = {
     "model.layers.{}.self_attn.rotary_emb.inv_freq": np.ones(4, np.float32),

@@ -1,6 +1,6 @@
 """The whole engine on the tiny trained model against transformers' word, kept in a golden file.
 
-tests/data/golden_tiny.json holds greedy ids, log-probabilities and beam search of every prompt in
+data/golden_tiny.json holds greedy ids, log-probabilities and beam search of every prompt in
 tests/tiny/prompts.py; tests/tiny/make_golden.py writes it.
 """
 
@@ -10,17 +10,17 @@ import json
 import math
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxpage import LLM, SamplingParams
 from jaxpage.outputs import RequestOutput
+from tests.golden import DATA_DIR
 from tests.tiny import MODEL_DIR
 from tests.tiny.prompts import GREEDY_TOKENS, PROMPTS
 
-GOLDEN = json.loads((Path(__file__).parent / "data" / "golden_tiny.json").read_text())
+GOLDEN = json.loads((DATA_DIR / "golden_tiny.json").read_text())
 GREEDY: dict[str, dict[str, Any]] = {case["name"]: case for case in GOLDEN["greedy"]}
 PROMPT_IDS: list[list[int]] = [case["prompt_token_ids"] for case in GREEDY.values()]
 WANTED_IDS: list[list[int]] = [case["token_ids"] for case in GREEDY.values()]

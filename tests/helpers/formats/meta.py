@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tests.formats.model_files import ModelFiles, Weights, head_counts
+from tests.helpers.formats.model_files import ModelFiles, Weights, head_counts
 
 LAYER_NAMES = {
     "attention_norm": ("input_layernorm", None),

@@ -16,8 +16,8 @@ import numpy as np
 import sentencepiece
 from gguf import quants
 
-from tests.formats.meta import neighbours_from_halves
-from tests.formats.model_files import ModelFiles, Weights, head_counts
+from tests.helpers.formats.meta import neighbours_from_halves
+from tests.helpers.formats.model_files import ModelFiles, Weights, head_counts
 
 LAYER_NAMES = {
     "input_layernorm": "attn_norm",

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from tests.formats.model_files import ModelFiles, Weights
+from tests.helpers.formats.model_files import ModelFiles, Weights
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 

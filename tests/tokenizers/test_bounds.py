@@ -16,7 +16,7 @@ from jaxpage.errors import CheckpointError, RequestError
 from jaxpage.tokenizer import as_tokenizer, load_tokenizer, read_gguf_metadata
 from tests.fuzz.target import Target
 from tests.fuzz.targets_tokenizers import TARGETS, byte_fallback_json
-from tests.tokenizer_kinds import byte_level_backend, write_files
+from tests.tokenizers.kinds import byte_level_backend, write_files
 
 Change = Callable[[dict[str, Any]], None]
 

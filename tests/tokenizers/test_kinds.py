@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from jaxpage.errors import CheckpointError, ConfigError
 from jaxpage.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 from jaxpage.tokenizers.fast import FastTokenizer
-from tests.tokenizer_kinds import (
+from tests.golden import DATA_DIR
+from tests.tokenizers.kinds import (
     HARD_TEXTS,
     KINDS,
     byte_level_backend,
@@ -27,7 +28,7 @@ from tests.tokenizer_kinds import (
 )
 
 texts = st.text(alphabet="abet 日é😀\n\t.,'1½ ", max_size=40)
-GOLDEN = Path(__file__).parent / "data" / "golden_smollm2_tokens.json"
+GOLDEN = DATA_DIR / "golden_smollm2_tokens.json"
 
 
 @pytest.fixture(scope="module")

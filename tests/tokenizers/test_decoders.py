@@ -13,7 +13,7 @@ from tokenizers import decoders, models
 from jaxpage.errors import CheckpointError
 from jaxpage.tokenizer import TokenizerInfo, as_tokenizer
 from jaxpage.tokenizers.sentencepiece_kind import SentencePieceTokenizer
-from tests.tokenizer_kinds import sentencepiece_model
+from tests.tokenizers.kinds import sentencepiece_model
 
 
 @pytest.mark.parametrize(
