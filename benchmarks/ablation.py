@@ -16,10 +16,10 @@ from jaxpage import native
 from jaxpage.config import ModelConfig
 from jaxpage.device import sampling
 from jaxpage.device import step as device_step
-from jaxpage.device.attention import make_attention
+from jaxpage.device.attention.reference import make_attention
 from jaxpage.device.inputs import decode_input
 from jaxpage.device.kv_cache import init_cache, write_kv
-from jaxpage.device.settings import greedy_sampling
+from jaxpage.device.sampling.settings import greedy_sampling
 from jaxpage.device.types import DrawInput, StepInput
 from jaxpage.models.llama import Llama
 from jaxpage.models.registry import OPS

@@ -90,7 +90,7 @@ def attention_ms(
     import numpy as np
 
     from jaxpage.checkpoint import load
-    from jaxpage.device.attention import make_attention
+    from jaxpage.device.attention.reference import make_attention
     from jaxpage.device.inputs import decode_input
     from jaxpage.device.kv_cache import init_cache
 

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from benchmarks.report import Spread, first_line, save
 from jaxpage import CacheConfig, EngineConfig, LLMEngine, ModelConfig, SamplingParams
 from jaxpage.engine.batch import StepInputBuilder
-from jaxpage.engine.ladders import Ladders
+from jaxpage.engine.step_shapes import StepShapes
 from jaxpage.engine.requests import RequestFactory
 from jaxpage.host.plan import Request, StepPlan, StepResult
 from jaxpage.host.scheduler import Scheduler
@@ -39,7 +39,7 @@ class StubTicket:
 class StubDevice:
     """Steps take `seconds` each, one after another; building the batch is the real thing."""
 
-    def __init__(self, ladders: Ladders, cache: CacheConfig, seconds: float) -> None:
+    def __init__(self, ladders: StepShapes, cache: CacheConfig, seconds: float) -> None:
         self._inputs = StepInputBuilder(ladders, cache)
         self._seconds = seconds
         self._free_s = 0.0
@@ -72,7 +72,7 @@ def host_step_seconds(rows: int, steps: int) -> list[float]:
     """Seconds of schedule, batch building and update of each decode step."""
     config, cache = setting(rows, steps)
     scheduler = Scheduler(config, cache)
-    builder = StepInputBuilder(Ladders.of(config, cache), cache)
+    builder = StepInputBuilder(StepShapes.of(config, cache), cache)
     params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
     prompt = tuple(range(PROMPT_TOKENS))
     for index in range(rows):
@@ -103,7 +103,7 @@ def engine_step_seconds(rows: int, steps: int) -> float:
         head_dim=8,
         max_position_embeddings=config.max_model_len,
     )
-    device = StubDevice(Ladders.of(config, cache), cache, DEVICE_S)
+    device = StubDevice(StepShapes.of(config, cache), cache, DEVICE_S)
     requests = RequestFactory(None, model, num_token_ids=1000, seed=0)
     engine = LLMEngine(device, Scheduler(config, cache), requests)
     params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)

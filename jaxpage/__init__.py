@@ -31,9 +31,9 @@ _ROOMS = {
     "jaxpage.models.registry": ("build_model", "init_params"),
     "jaxpage.device.kv_cache": ("init_cache",),
     "jaxpage.device.inputs": ("prefill_input", "decode_input"),
-    "jaxpage.device.settings": ("sampling_input", "logit_edits", "draw_history"),
-    "jaxpage.device.step": ("forward", "prefill", "decode"),
-    "jaxpage.device.sampling": ("sample",),
+    "jaxpage.device.sampling.settings": ("sampling_input", "logit_edits", "draw_history"),
+    "jaxpage.functional": ("forward", "prefill", "decode"),
+    "jaxpage.device.sampling.sample": ("sample",),
     "jaxpage.device.types": ("StepInput", "DrawInput", "SamplingInput", "StepOutput"),
 }
 _HOME = {name: room for room, names in _ROOMS.items() for name in names}
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
     from jaxpage.device.inputs import decode_input as decode_input
     from jaxpage.device.inputs import prefill_input as prefill_input
     from jaxpage.device.kv_cache import init_cache as init_cache
-    from jaxpage.device.sampling import sample as sample
-    from jaxpage.device.settings import draw_history as draw_history
-    from jaxpage.device.settings import logit_edits as logit_edits
-    from jaxpage.device.settings import sampling_input as sampling_input
-    from jaxpage.device.step import decode as decode
-    from jaxpage.device.step import forward as forward
-    from jaxpage.device.step import prefill as prefill
+    from jaxpage.device.sampling.sample import sample as sample
+    from jaxpage.device.sampling.settings import draw_history as draw_history
+    from jaxpage.device.sampling.settings import logit_edits as logit_edits
+    from jaxpage.device.sampling.settings import sampling_input as sampling_input
+    from jaxpage.functional import decode as decode
+    from jaxpage.functional import forward as forward
+    from jaxpage.functional import prefill as prefill
     from jaxpage.device.types import DrawInput as DrawInput
     from jaxpage.device.types import SamplingInput as SamplingInput
     from jaxpage.device.types import StepInput as StepInput

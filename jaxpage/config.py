@@ -36,6 +36,18 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """What the attention of one layer computes, beside its arrays."""
+
+    scale: float
+    """Of the products of queries and keys."""
+    window: int | None = None
+    """A query at position p sees keys at positions > p - window; None sees all before it."""
+    soft_cap: float | None = None
+    """A score s becomes soft_cap * tanh(s / soft_cap), as in Gemma 2; None: it stays."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A LLaMA-family decoder: RMS norm, rotary positions, grouped queries, SwiGLU."""
 
@@ -93,6 +105,10 @@ class ModelConfig:
         """Query heads that share one KV head."""
         return self.num_heads // self.num_kv_heads
 
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        """What the attention of a layer, counted from 0, computes: here all layers are alike."""
+        return AttentionSpec(scale=self.head_dim**-0.5, window=self.sliding_window)
+
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
@@ -136,12 +152,9 @@ class EngineConfig:
     """Most tokens of one prefill step."""
     max_prefill_rows: int = 8
     """Most rows of one prefill step; the row count every prefill program is compiled for."""
-    attention: Literal["xla", "reference", "pallas", "native"] = "xla"
     enable_prefix_caching: bool = True
     preemption: Literal["auto", "recompute", "swap"] = "auto"
     """`auto` is the cheaper of the two by bytes against tokens; recompute without swap blocks."""
-    shared_prefix_decode: bool = True
-    """Whether plans name the rows that share leading blocks; it never changes tokens."""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_prefill_rows"):

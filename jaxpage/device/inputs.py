@@ -9,10 +9,11 @@ All of it happens in NumPy, checked, int32, and goes to the device in one transf
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-import jax
 import numpy as np
 
+from jaxpage.device.placement import put
 from jaxpage.device.types import StepInput
 from jaxpage.errors import ConfigError
 
@@ -29,26 +30,25 @@ def prefill_input(
     table_width: int | None = None,
     num_tokens: int | None = None,
     num_rows: int | None = None,
+    adapters: Sequence[int] | None = None,
+    draws: Sequence[tuple[int, int]] | None = None,
 ) -> StepInput:
     """A step that feeds several tokens a row; each row's last token gets its logits (R == B).
 
-    `starts` are the tokens of each row that the cache already holds (none). The other three pad
-    T, B and M, so that steps of different sizes share a program. A row's whole context counts
-    as its prompt. Raises ConfigError when lists disagree in length or do not fit.
+    `starts` are the tokens of each row that the cache already holds (none); `adapters` is that of
+    each row (none). The next three pad T, B and M, so that steps of different sizes share a
+    program. `draws` are the (row, token of the row) that get logits instead, tokens counted as
+    Python does: (1, -1) is the last of row 1. A row's whole context counts as its prompt. Raises
+    ConfigError when lists disagree in length or do not fit.
     """
     starts = [0] * len(token_lists) if starts is None else starts
     _check_lengths(token_lists=token_lists, block_tables=block_tables, starts=starts)
     lengths = [len(tokens) for tokens in token_lists]
     rows = _padded("num_rows", num_rows, len(lengths))
     tokens = _padded("num_tokens", num_tokens, sum(lengths))
-    if tokens == rows and any(length != 1 for length in lengths):
-        if num_tokens is not None:
-            raise ConfigError(
-                f"got num_tokens={tokens} equal to the {rows} rows, which means decode, but rows "
-                "of other lengths than 1; raise num_tokens"
-            )
-        tokens += 1
-    step = _empty(tokens, rows, _width(table_width, block_tables), rows)
+    draws = [(row, -1) for row in range(len(lengths))] if draws is None else draws
+    num_draws = rows if len(draws) == len(lengths) else len(draws)
+    step = _empty(tokens, rows, _width(table_width, block_tables), num_draws, adapters=adapters)
     end = 0
     for row, (ids, start) in enumerate(zip(token_lists, starts, strict=True)):
         if not len(ids) or start < 0:
@@ -60,10 +60,13 @@ def prefill_input(
         step.tokens[begin:end] = ids
         step.positions[begin:end] = np.arange(start, start + len(ids))
         step.query_starts[row + 1 :] = end
-        step.logit_index[row] = end - 1
+    for draw, (row, offset) in enumerate(draws):
+        step.logit_index[draw] = _token_of(row, offset, lengths, step.query_starts)
     live = np.repeat(np.arange(len(lengths)), lengths)
     _fill_rows(step, live, block_tables, block_size)
-    return jax.device_put(step)
+    # one token a row and no padding: the form that is made for such rows serves
+    is_decode = tokens == rows and all(length == 1 for length in lengths)
+    return put(replace(step, num_single=rows if is_decode else 0))
 
 
 def decode_input(
@@ -75,18 +78,20 @@ def decode_input(
     prompt_lens: Sequence[int] | None = None,
     table_width: int | None = None,
     num_rows: int | None = None,
+    adapters: Sequence[int] | None = None,
 ) -> StepInput:
     """A step that feeds one token a row, at its 0-based position; every row gets its logits.
 
     `prompt_lens` matters to dynamic rope scaling only (the whole context). `num_rows` and
-    `table_width` pad B and M. Raises ConfigError when lists disagree in length or do not fit.
+    `table_width` pad B and M; `adapters` is that of each row (none). Raises ConfigError when lists disagree in length or do not fit.
     """
     _check_lengths(tokens=tokens, positions=positions, block_tables=block_tables)
     if prompt_lens is not None:
         _check_lengths(tokens=tokens, prompt_lens=prompt_lens)
     count = len(tokens)
     rows = _padded("num_rows", num_rows, count)
-    step = _empty(rows, rows, _width(table_width, block_tables), rows)
+    width = _width(table_width, block_tables)
+    step = _empty(rows, rows, width, rows, num_single=rows, adapters=adapters)
     if any(position < 0 for position in positions):
         raise ConfigError(f"got positions {list(positions)}, wanted 0 or more; they are 0-based")
     step.tokens[:count] = tokens
@@ -96,10 +101,18 @@ def decode_input(
     _fill_rows(step, np.arange(count), block_tables, block_size)
     if prompt_lens is not None:
         step.prompt_lens[:count] = prompt_lens
-    return jax.device_put(step)
+    return put(step)
 
 
-def _empty(tokens: int, rows: int, width: int, draws: int) -> StepInput:
+def _empty(
+    tokens: int,
+    rows: int,
+    width: int,
+    draws: int,
+    *,
+    num_single: int = 0,
+    adapters: Sequence[int] | None = None,
+) -> StepInput:
     def zeros(*shape: int) -> np.ndarray:
         return np.zeros(shape, np.int32)
 
@@ -113,7 +126,28 @@ def _empty(tokens: int, rows: int, width: int, draws: int) -> StepInput:
         token_source=zeros(rows),
         prompt_lens=zeros(rows),
         logit_index=zeros(draws),
+        adapters=None if adapters is None else _adapters(adapters, zeros(rows)),
+        num_single=num_single,
     )
+
+
+def _adapters(given: Sequence[int], out: np.ndarray) -> np.ndarray:
+    if len(given) > len(out) or any(adapter < 0 for adapter in given):
+        raise ConfigError(
+            f"got adapters {list(given)} for {len(out)} rows, wanted 0 or more, one a row"
+        )
+    out[: len(given)] = given
+    return out
+
+
+def _token_of(row: int, offset: int, lengths: Sequence[int], starts: np.ndarray) -> int:
+    """The place in T of a row's token."""
+    if not 0 <= row < len(lengths) or not -lengths[row] <= offset < lengths[row]:
+        raise ConfigError(
+            f"got the draw ({row}, {offset}), wanted a row of 0 .. {len(lengths) - 1} and one of "
+            "its tokens; check the row's length"
+        )
+    return int(starts[row]) + offset % lengths[row]
 
 
 def _fill_rows(

@@ -1,8 +1,7 @@
-"""One forward pass and one draw, as pure functions: the caller chooses jit, grad and donation.
+"""The programs of one step, as pure functions: a forward pass, draws, the prompt's scores.
 
-`forward`, `prefill` and `decode` are what a researcher calls; `hidden_step`, `draw` and
-`prompt_logprobs` are the same in two programs, so that the sampler's variants add to the number
-of programs instead of multiplying it.
+They are apart so that the sampler's variants add to the number of programs instead of multiplying
+it. `jaxpage.functional` puts them together for callers without an engine.
 """
 
 from __future__ import annotations
@@ -14,62 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxpage.device.attention import make_attention
-from jaxpage.device.sampling import Summarise, sample, summarise
-from jaxpage.device.settings import greedy_sampling
-from jaxpage.device.types import (
-    Attention,
-    DrawInput,
-    KVCache,
-    Model,
-    SamplingInput,
-    StepInput,
-    StepOutput,
-)
+from jaxpage.device.ops import Adapters, Backend, Model, Ops
+from jaxpage.device.sampling.sample import STAGES, Apply, sample
+from jaxpage.device.types import DrawInput, KVCache, SamplingInput, StepInput, StepOutput
 from jaxpage.terms import own_constants
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
-
-
-@own_constants()
-def forward(
-    model: Model,
-    params: Any,
-    cache: KVCache,
-    step: StepInput,
-    *,
-    attention: str | Attention = "xla",
-) -> tuple[KVCache, Float[Array, "R V"]]:
-    """(the cache with this step's K and V, float32 logits at `step.logit_index`).
-
-    attention="reference" makes it differentiable in `params`.
-    """
-    cache, hidden = _run(model, params, cache, step, attention)
-    return cache, model.apply({"params": params}, hidden[step.logit_index], method="logits")
-
-
-@own_constants()
-def prefill(
-    model: Model,
-    params: Any,
-    cache: KVCache,
-    step: StepInput,
-    sampling: SamplingInput | None = None,
-    *,
-    attention: str | Attention = "xla",
-    num_top: int = 0,
-) -> tuple[KVCache, StepOutput]:
-    """(the cache, what was drawn at `step.logit_index`); without `sampling`, greedily."""
-    cache, hidden = _run(model, params, cache, step, attention)
-    draw_input = _draw_input(hidden, step)
-    if sampling is None:
-        sampling = greedy_sampling(step.logit_index.shape[0])
-    return cache, draw(model, params, draw_input, sampling, num_top=num_top)
-
-
-decode = prefill
-"""The same function: decode is the case of one token a row (T == B)."""
 
 
 @own_constants()
@@ -80,16 +30,37 @@ def hidden_step(
     step: StepInput,
     previous_token_ids: Int[Array, "R0"],
     *,
-    attention: str | Attention = "xla",
+    backend: Backend,
+    adapters: Adapters | None = None,
 ) -> tuple[KVCache, DrawInput, Float[Array, "T D"]]:
-    """(the cache, what the sampler needs, every token's hidden state).
+    """(the cache, what the sampler needs at `step.logit_index`, every token's hidden state).
 
     `previous_token_ids` are the draws of the step before, padded to one length for all steps:
     row b with token_source d + 1 is fed draw d, which the host may not have seen yet.
     """
     step = _with_previous_draws(step, previous_token_ids)
-    cache, hidden = _run(model, params, cache, step, attention)
-    return cache, _draw_input(hidden, step), hidden
+    hidden, cache = hidden_of(model, params, cache, step, backend=backend, adapters=adapters)
+    return cache, read_hidden(hidden, step), hidden
+
+
+def hidden_of(
+    model: Model,
+    params: Any,
+    cache: KVCache,
+    step: StepInput,
+    *,
+    backend: Backend,
+    adapters: Adapters | None = None,
+) -> tuple[Float[Array, "T D"], KVCache]:
+    """(every token's hidden state, the cache with this step's K and V)."""
+    ops = Ops.of(step, backend, adapters)
+    return model.apply({"params": params}, step.tokens, step.positions, cache, ops)
+
+
+def read_hidden(hidden: Float[Array, "T D"], step: StepInput) -> DrawInput:
+    """What the sampler needs of the tokens at `step.logit_index`, which may be any of the step."""
+    at = step.logit_index
+    return DrawInput(hidden=hidden[at], token_ids=step.tokens[at], positions=step.positions[at] + 1)
 
 
 @own_constants()
@@ -105,19 +76,24 @@ def draw(
     draw_input: DrawInput,
     sampling: SamplingInput,
     *,
+    backend: Backend,
+    stages: tuple[Apply, ...] = STAGES,
     num_top: int = 0,
     num_token_ids: int | None = None,
-    summarise: Summarise = summarise,
 ) -> StepOutput:
-    """The next token of each draw. `num_token_ids`: ids from there on are padding, never drawn."""
-    logits = model.apply({"params": params}, draw_input.hidden, method="logits")
+    """The next token of each draw; of `params` only what `model.head` names is read.
+
+    `num_token_ids`: ids from there on are padding, never drawn.
+    """
+    logits = model.apply({"params": params}, draw_input.hidden, backend, method="logits")
     return sample(
         logits,
         draw_input,
         sampling,
+        stages=stages,
         num_top=num_top,
         num_token_ids=num_token_ids,
-        summarise=summarise,
+        argmax_logsumexp=backend.argmax_logsumexp,
     )
 
 
@@ -140,6 +116,7 @@ def prompt_logprobs(
     hidden: Float[Array, "T D"],
     targets: Int[Array, "T"],
     *,
+    backend: Backend,
     num_top: int,
     slice_rows: int = 64,
     num_token_ids: int | None = None,
@@ -156,7 +133,7 @@ def prompt_logprobs(
 
     def score(part: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         hidden, targets = part
-        logits = model.apply({"params": params}, hidden, method="logits")[:, :num_token_ids]
+        logits = model.apply({"params": params}, hidden, backend, method="logits")[:, :num_token_ids]
         logprobs = jax.nn.log_softmax(logits)
         best, ids = lax.top_k(logprobs, min(num_top, logprobs.shape[1]))
         return jnp.take_along_axis(logprobs, targets[:, None], axis=1)[:, 0], ids, best
@@ -167,23 +144,6 @@ def prompt_logprobs(
         ids.reshape(-1, ids.shape[-1])[:num_tokens],
         best.reshape(-1, best.shape[-1])[:num_tokens],
     )
-
-
-def _run(
-    model: Model, params: Any, cache: KVCache, step: StepInput, attention: str | Attention
-) -> tuple[KVCache, Array]:
-    if isinstance(attention, str):
-        config = model.config
-        attention = make_attention(
-            attention, scale=config.head_dim**-0.5, sliding_window=config.sliding_window
-        )
-    hidden, cache = model.apply({"params": params}, cache, step, attention)
-    return cache, hidden
-
-
-def _draw_input(hidden: Array, step: StepInput) -> DrawInput:
-    at = step.logit_index
-    return DrawInput(hidden=hidden[at], token_ids=step.tokens[at], positions=step.positions[at] + 1)
 
 
 def _with_previous_draws(step: StepInput, previous: Array) -> StepInput:

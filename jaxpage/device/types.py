@@ -2,14 +2,14 @@
 
 T tokens, B rows, M table width, R draws, J alternatives, C history width, P blocks in the pool
 (null block 0 included), S block size, N query heads, K KV heads, H head dim, V vocabulary, D hidden
-size. Constructors: inputs.py builds a StepInput, settings.py a SamplingInput.
+size. Constructors: inputs.py builds a StepInput, sampling/settings.py a SamplingInput.
 
     query_starts   0        3  4        7  7      B = 4 rows: 3 prefill tokens, 1 decode token,
     tokens         a  b  c  d  e  f  g  .         3 prefill tokens, an empty padding row; T = 8
     slots          live slots < P*S        P*S    padding tokens: distinct slots >= P*S (dropped)
     logit_index          2  3        6            R draws read the hidden state of these tokens
 
-A mixed step, num_decode_rows 4, of which 3 are live, and one prefill row of 2 tokens:
+A mixed step, num_single 4, of which 3 are live, and one prefill row of 2 tokens:
 
     tokens         a  b  c  .  d  e  .            T = 7, B = 5
     query_starts   0  1  2  3  4  6               row 3 is padding: one token, context_lens 0
@@ -18,20 +18,15 @@ A mixed step, num_decode_rows 4, of which 3 are live, and one prefill row of 2 t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from jaxpage.config import ModelConfig
-
-Leaf = Any
-"""A jax.Array, or what stands for it in a tree of the same form: a NumPy array that the host is
-still filling, a shape, a sharding."""
-
+from jaxpage.weights import Leaf
 
 @register_dataclass
 @dataclass(frozen=True)
@@ -50,13 +45,13 @@ KVCache = tuple[LayerKV, ...]
 @register_dataclass
 @dataclass(frozen=True)
 class StepInput:
-    """What one forward pass needs to know, all int32. Decode is the case T == B.
+    """What one forward pass needs to know, all int32.
 
     A row's queries are its last tokens: row b holds tokens query_starts[b]:query_starts[b+1],
     and their positions end at context_lens[b] - 1. Padding rows have context_lens 0.
-    Where T == B every live row has one token: token b is row b's (a step with longer rows whose
-    tokens happen to be as many as its rows is padded by one token). In a mixed step that holds of
-    the first `num_decode_rows` rows, and the others follow; there a padding row has its token.
+    The first `num_single` rows have one token each: token b is row b's, padding rows too. The rows
+    after them are packed, of any length. So num_single is B in a decode step, 0 in a prefill step,
+    and between in a mixed one.
     `group_rows` changes no result: those rows have the same leading blocks, which may be read once.
     """
 
@@ -69,13 +64,25 @@ class StepInput:
     token_source: Leaf  # [B] 0: tokens as given; d+1: the row's last token is previous draw d
     prompt_lens: Leaf  # [B] tokens of the row's own prompt (dynamic rope scaling reads it)
     logit_index: Leaf  # [R] index into T of the token whose logits a draw reads; 0 for padding
-    group_rows: Leaf = None  # [G, B] the decode rows of each group, then B; None: no groups
+    group_rows: Leaf = None  # [G, B] the rows of each group of a decode step, then B; None: none
     prefix_lens: Leaf = None  # [G] tokens, whole blocks, that a group shares; 0 for padding
-    num_decode_rows: int = field(default=0, metadata={"static": True})  # of a mixed step, else 0
+    adapters: Leaf = None  # [B] the adapter of each row, 0: none; None: no row has one
+    num_single: int = field(default=0, kw_only=True, metadata={"static": True})
+
+    @property
+    def num_rows(self) -> int:
+        return self.block_tables.shape[0]
 
     @property
     def is_decode(self) -> bool:
-        return self.tokens.shape[0] == self.block_tables.shape[0]
+        """Every row has one token."""
+        return self.num_single == self.num_rows
+
+    def row_of_tokens(self) -> Array:
+        """The row of each token, B for padding: [T] int32."""
+        token = jnp.arange(self.tokens.shape[0], dtype=jnp.int32)
+        rows_before = jnp.searchsorted(self.query_starts, token, side="right")
+        return rows_before.astype(jnp.int32) - 1
 
 
 @register_dataclass
@@ -93,8 +100,8 @@ class DrawInput:
 class SamplingInput:
     """Settings of the draws, one row each; padding rows are greedy with everything off.
 
-    Settings are arrays, so no value of theirs compiles anything: only whether `edits` and
-    `history` are None, and how wide the history is, does.
+    Settings are arrays, so no value of theirs compiles anything: only which states are None, and
+    the shapes of the others, does.
     """
 
     temperature: Leaf  # [R] float32; under MIN_TEMPERATURE, 0 too, is greedy
@@ -104,8 +111,7 @@ class SamplingInput:
     seed_words: Leaf  # [R, 2] uint32, high and low half of the 64-bit seed; padding 0
     sample_index: Leaf  # [R] int32; padding 0
     processed_logprobs: Leaf  # [R] bool, logprobs of the drawn-from distribution, not the raw one
-    edits: LogitEdits | None = None  # None: no draw of this step edits its logits
-    history: History | None = None  # None: no draw of this step looks at its history
+    states: tuple[Any, ...] = ()  # one a stage of the sampler, [R, ...]; None: no draw asks for it
 
 
 @register_dataclass
@@ -165,12 +171,13 @@ class StepShape:
     num_rows: int  # B
     table_width: int  # M
     num_draws: int  # R
-    num_decode_rows: int = 0  # of a mixed step
+    num_single: int  # leading rows of one token
     num_groups: int = 0  # G
+    has_adapters: bool = False
 
     @property
     def is_decode(self) -> bool:
-        return self.num_tokens == self.num_rows
+        return self.num_single == self.num_rows
 
     @property
     def packed_size(self) -> int:
@@ -192,6 +199,7 @@ class StepShape:
             "prompt_lens": (rows,),
             "logit_index": (self.num_draws,),
             **(groups if self.num_groups else {}),
+            **({"adapters": (rows,)} if self.has_adapters else {}),
         }
 
     @classmethod
@@ -202,8 +210,9 @@ class StepShape:
             num_rows=rows,
             table_width=width,
             num_draws=step.logit_index.shape[0],
-            num_decode_rows=step.num_decode_rows,
+            num_single=step.num_single,
             num_groups=0 if step.prefix_lens is None else step.prefix_lens.shape[0],
+            has_adapters=step.adapters is not None,
         )
 
 
@@ -222,21 +231,4 @@ def unpack(vector: Array | np.ndarray, shape: StepShape) -> StepInput:
         end = start + math.prod(size)
         parts[name] = vector[start:end].reshape(size)
         start = end
-    return StepInput(**parts, num_decode_rows=shape.num_decode_rows)
-
-
-Attention = Callable[[Array, Array, Array, LayerKV, StepInput], tuple[Array, LayerKV]]
-"""(q [T, N, H], k [T, K, H], v [T, K, H], layer_kv, step) -> (out [T, N, H], layer_kv)"""
-
-
-@runtime_checkable
-class Model(Protocol):
-    """What a step needs of a model; a Linen module fits.
-
-    `apply({"params": params}, cache, step, attention)` is (hidden [T, D], cache) and
-    `apply({"params": params}, hidden, method="logits")` is float32 logits [R, V].
-    """
-
-    config: ModelConfig
-
-    def apply(self, variables: Any, *args: Any, method: Any = None) -> Any: ...
+    return StepInput(**parts, num_single=shape.num_single)

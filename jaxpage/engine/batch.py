@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpage.config import CacheConfig
 from jaxpage.device.types import StepInput, StepShape, unpack
-from jaxpage.engine.ladders import Ladders, num_decode_rows
+from jaxpage.engine.step_shapes import StepShapes, num_single, tokens_read
 from jaxpage.host.plan import PlannedRow, PrefixGroup, StepPlan, StepResult
 from jaxpage.outputs import TokenLogprob
 
@@ -30,8 +30,8 @@ class Draft(NamedTuple):
 class StepInputBuilder:
     """Writes plans as packed int32 vectors; keeps each sequence's table until it changes."""
 
-    def __init__(self, ladders: Ladders, cache: CacheConfig) -> None:
-        self._ladders = ladders
+    def __init__(self, shapes: StepShapes, cache: CacheConfig) -> None:
+        self._shapes = shapes
         self._block_size = cache.block_size
         self._first_dead_slot = (cache.num_blocks + 1) * cache.block_size
         self._tables: dict[int, tuple[tuple[int, ...], np.ndarray]] = {}
@@ -39,7 +39,7 @@ class StepInputBuilder:
 
     def build(self, plan: StepPlan) -> tuple[np.ndarray, StepShape]:
         """The plan as one int32 vector, a fresh one: a running step may still read the last."""
-        shape = self._ladders.shape_of(plan)
+        shape = self._shapes.shape_of(plan, num_groups=len(plan.prefix_groups))
         vector, step, blank = self._drafts.get(shape) or self._add_draft(shape)
         vector[:] = blank
         if shape.is_decode:
@@ -50,11 +50,11 @@ class StepInputBuilder:
             if shape.num_groups:
                 self._fill_groups(step, plan.prefix_groups)
         else:
-            count = num_decode_rows(plan) if shape.num_decode_rows else 0
+            count = num_single(plan) if shape.num_single else 0
             self._fill_decode(step, plan.rows[:count])
-            self._fill_prefill(step, plan.rows[count:], first=shape.num_decode_rows)
-            last_tokens = step.query_starts[1:][_places(plan, shape)] - 1
-            step.logit_index[: len(plan.rows)] = last_tokens
+            self._fill_prefill(step, plan.rows[count:], first=shape.num_single)
+            read = _tokens_read(plan, shape, step.query_starts)
+            step.logit_index[: len(read)] = read
         if len(self._tables) > 4 * max(16, len(plan.rows)):  # most sequences have gone
             self._tables = {row.seq_id: self._tables[row.seq_id] for row in plan.rows}
         return vector.copy(), shape
@@ -110,30 +110,51 @@ class StepInputBuilder:
         step.context_lens[own] = [row.start + row.num_tokens for row in rows]
         step.prompt_lens[own] = [row.prompt_len for row in rows]
         step.token_source[own] = [0 if row.source is None else row.source + 1 for row in rows]
+        if step.adapters is not None:
+            step.adapters[own] = [row.adapter for row in rows]
 
     def _table(self, row: PlannedRow) -> np.ndarray:
         """The row's block table padded with the null block; the tuple's identity is its version."""
         known = self._tables.get(row.seq_id)
         if known is not None and known[0] is row.block_ids:
             return known[1]
-        table = np.zeros(self._ladders.table_width, np.int32)
+        table = np.zeros(self._shapes.table_width, np.int32)
         table[: len(row.block_ids)] = row.block_ids
         self._tables[row.seq_id] = (row.block_ids, table)
         return table
 
 
-def draw_rows(plan: StepPlan, shape: StepShape, num_draws: int) -> np.ndarray | None:
-    """[num_draws] int32: the entry of `logit_index`, one a row, that each draw reads.
+def draw_entries(plan: StepPlan, shape: StepShape, num_draws: int) -> np.ndarray | None:
+    """[num_draws] int32: the entry of `logit_index` that each draw reads.
 
-    None where draw i reads entry i and nothing needs to be spread.
+    None where draw i reads entry i and nothing needs to be spread. Rows have their entries in
+    turn, one for each token of theirs that is read:
+
+        row 0  draws at -1, -1      row 1  none      row 2  draws at 0, 1
+        logit_index                 row 0 last, row 1 last, row 2 first, row 2 second
+        entries                     0 0 2 3
     """
     counts = [len(row.draws) for row in plan.rows]
     drawing = sum(counts)
     if num_draws == shape.num_draws and counts[:drawing] == [1] * drawing:
         return None
     index = np.zeros(num_draws, np.int32)
-    index[: sum(counts)] = np.repeat(np.arange(len(counts)), counts)
+    entries, first = [], 0
+    for row in plan.rows:
+        read = tokens_read(row)
+        entries += [first + read.index(draw.offset) for draw in row.draws]
+        first += len(read)
+    index[:drawing] = entries
     return index
+
+
+def _tokens_read(plan: StepPlan, shape: StepShape, query_starts: np.ndarray) -> list[int]:
+    """The places in T of the tokens that draws read, as `draw_entries` counts them."""
+    found: list[int] = []
+    for place, row in zip(_places(plan, shape).tolist(), plan.rows, strict=True):
+        begin, end = query_starts[place : place + 2].tolist()
+        found += [(end if offset < 0 else begin) + offset for offset in tokens_read(row)]
+    return found
 
 
 def prompt_targets(plan: StepPlan, shape: StepShape) -> np.ndarray | None:
@@ -187,16 +208,16 @@ def _pairs(ids: list[int], logprobs: list[float], count: int) -> tuple[tuple[int
 def _places(plan: StepPlan, shape: StepShape) -> np.ndarray:
     """The row of the step that each row of the plan is."""
     places = np.arange(len(plan.rows))
-    if shape.num_decode_rows:
-        count = num_decode_rows(plan)
-        places[count:] += shape.num_decode_rows - count
+    if shape.num_single:
+        count = num_single(plan)
+        places[count:] += shape.num_single - count
     return places
 
 
 def _target_spans(plan: StepPlan, shape: StepShape) -> Iterable[tuple[PlannedRow, slice]]:
     end = 0
     for place, row in zip(_places(plan, shape), plan.rows, strict=True):
-        end = max(end, place) if place < shape.num_decode_rows else max(end, shape.num_decode_rows)
+        end = max(end, place) if place < shape.num_single else max(end, shape.num_single)
         begin, end = end, end + row.num_tokens
         if row.prompt_targets:
             first = begin + row.target_offset

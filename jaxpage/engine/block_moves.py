@@ -6,7 +6,7 @@ host is asked for while they are still on their way to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from functools import partial
 from typing import Any
@@ -17,9 +17,10 @@ import numpy as np
 from jax import Array
 
 from jaxpage.device.kv_cache import apply_moves, gather_blocks, scatter_blocks
+from jaxpage.device.placement import Placement
 from jaxpage.device.types import KVCache
 from jaxpage.engine.host_pool import HostPool
-from jaxpage.engine.programs import Programs, shape_tree
+from jaxpage.engine.programs import Programs
 from jaxpage.host.buckets import Ladder
 from jaxpage.host.plan import BlockMoves
 
@@ -34,16 +35,17 @@ class BlockMover:
         self,
         programs: Programs,
         cache: KVCache,
+        placement: Placement,
         *,
         num_swap_blocks: int,
-        put: Callable[[Any], Any] = jax.device_put,
     ) -> None:
-        self._put = put
+        self._placement = placement
+        self._put = placement.put
         self._programs = programs
-        self._cache_shape = shape_tree(cache)
+        self._cache_shape = placement.shapes(cache)
         pool = cache[0].k
         self._first_dead_block = pool.shape[0]
-        shape = (len(cache), 2, *pool.shape[1:])
+        shape = (len(cache), 2, *pool.shape[1:])  # (L, 2, S, K, H)
         self._host = HostPool(num_swap_blocks, shape, pool.dtype) if num_swap_blocks else None
 
     def prepare(self, moves: BlockMoves) -> None:
@@ -104,7 +106,7 @@ class BlockMover:
         return self._programs.get(("moves", kind, size), name, partial(self._lower, kind, size))
 
     def _lower(self, kind: str, size: int) -> jax.stages.Lowered:
-        cache, ids = self._cache_shape, jax.ShapeDtypeStruct((size,), jnp.int32)
+        cache, ids = self._cache_shape, self._placement.shape((size,), jnp.int32)
         if kind == "out":
             return jax.jit(gather_blocks).lower(cache, ids)
         if kind == "copy":

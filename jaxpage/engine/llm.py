@@ -126,11 +126,12 @@ class LLM:
         if self.tokenizer is not None:
             num_token_ids = min(num_token_ids, self.tokenizer.vocab_size)
         self.runner = Runner(
-            build_model(config, ops="native" if engine.attention == "native" else "xla"),
+            build_model(config),
             params,
             config=config,
             cache=cache,
             engine=engine,
+            backend=settings.backend(),
             num_token_ids=num_token_ids,
             report=report,
         )
@@ -139,7 +140,7 @@ class LLM:
         scheduler = Scheduler(
             engine,
             cache,
-            prefill_ladder=self.runner.ladders.prefill_tokens,
+            prefill_ladder=self.runner.shapes.prefill_tokens,
             costs=pressure_costs(config, self.runner.params, block_size=cache.block_size),
         )
         self._requests = requests

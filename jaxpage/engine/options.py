@@ -6,9 +6,10 @@ import logging
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxpage import native
+from jaxpage.backends import BACKENDS, as_backend, default_backend
 from jaxpage.config import DTYPES, DType, EngineConfig, ModelConfig
-from jaxpage.engine.ladders import SMALLEST_PREFILL_TOKENS
+from jaxpage.device.ops import Backend
+from jaxpage.engine.step_shapes import SMALLEST_PREFILL_TOKENS
 from jaxpage.errors import ConfigError
 from jaxpage.later import comes_later
 from jaxpage.sampling_params import MAX_SEED
@@ -21,7 +22,7 @@ MOST = 2**31 - 1
 MOST_ROWS = 2**16
 """Most sequences of a step, far more than any device decodes at once."""
 MOST_PREFILL_ROWS = SMALLEST_PREFILL_TOKENS - 1
-"""Prompts of a step; those beyond it take another one. As many rows as tokens mean decode."""
+"""Prompts of a step; those beyond it take another one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +59,7 @@ class Options:
         """These options; ConfigError for a value out of range or a feature of a later version."""
         _choice("dtype", self.dtype, ("auto", *DTYPES))
         _choice("preemption", self.preemption, ("auto", "recompute", "swap"))
-        _choice("attention", self.attention, ("auto", "xla", "native", "reference", "pallas"))
+        _choice("attention", self.attention, ("auto", *BACKENDS))
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
             _whole(name, getattr(self, name), 1, MOST_ROWS if name == "max_num_seqs" else MOST)
         for name, least in (("num_blocks", 1), ("max_model_len", 1), ("swap_blocks", 0)):
@@ -88,17 +89,14 @@ class Options:
             return "float32" if default_device().platform == "cpu" else "bfloat16"
         return self.dtype
 
-    def attention_backend(self) -> Literal["xla", "native", "reference", "pallas"]:
-        """What "auto" stands for here; a CPU that could do better gets a line of notice."""
-        if self.attention in ("native", "reference", "pallas"):
-            return self.attention
-        if self.attention == "auto" and default_device().platform == "gpu":
-            return "pallas"
-        if self.attention == "auto" and default_device().platform == "cpu":
-            if native.is_built():
-                return "native"
-            logger.warning(native.MISSING)
-        return "xla"
+    def backend(self) -> Backend:
+        """What computes; where a faster one is missing, a line of notice says so."""
+        name = self.attention
+        if name == "auto":
+            name, missing = default_backend(default_device().platform)
+            if missing:
+                logger.warning(missing)
+        return as_backend(name, shares_prefixes=self.shared_prefix_decode)
 
     def engine_config(self, config: ModelConfig) -> EngineConfig:
         """The engine's limits for a model."""
@@ -115,10 +113,8 @@ class Options:
             max_num_batched_tokens=self.max_num_batched_tokens,
             # fewer rows than the fewest tokens that a prefill is padded to
             max_prefill_rows=max(1, min(MOST_PREFILL_ROWS, self.max_num_seqs, fewest_tokens - 1)),
-            attention=self.attention_backend(),
             enable_prefix_caching=self.enable_prefix_caching,
             preemption=self.preemption,
-            shared_prefix_decode=self.shared_prefix_decode,
         )
 
 

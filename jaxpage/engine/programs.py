@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import jax
 from jax.stages import Compiled, Lowered
 
 Lower = Callable[[], Lowered]
@@ -92,15 +91,3 @@ class Programs:
         if self._report is not None:
             self._report(name, traced_s + time.perf_counter() - start)
         return program
-
-
-def shape_tree(tree: Any) -> Any:
-    """The tree's shapes and dtypes, which is all that lowering reads."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
-
-
-def places_read(function: Callable[..., Any], leaves: list[Any], *args: Any) -> tuple[int, ...]:
-    """The places in `leaves`, the first argument, of those whose values the function reads."""
-    jaxpr = jax.make_jaxpr(function)(leaves, *args).jaxpr
-    read = {id(value) for equation in jaxpr.eqns for value in equation.invars}
-    return tuple(place for place in range(len(leaves)) if id(jaxpr.invars[place]) in read)

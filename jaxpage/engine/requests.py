@@ -11,7 +11,7 @@ from operator import index
 
 from jaxpage.config import ModelConfig
 from jaxpage.engine.detokenize import Detokenizer
-from jaxpage.engine.sampling_batch import check_fits
+from jaxpage.engine.sampling_inputs import check_fits
 from jaxpage.errors import RequestError
 from jaxpage.host.plan import Request
 from jaxpage.later import check_available

@@ -18,27 +18,25 @@ import numpy as np
 from jax import Array, lax
 from jax.stages import Lowered
 
-from jaxpage import native
 from jaxpage.config import CacheConfig, EngineConfig, ModelConfig
 from jaxpage.device import step as device_step
-from jaxpage.device.attention import make_attention
 from jaxpage.device.kv_cache import init_cache
-from jaxpage.device.sampling import summarise
+from jaxpage.device.ops import Adapters, Backend, Model
+from jaxpage.device.placement import Placement
 from jaxpage.device.types import DrawInput, KVCache, SamplingInput, StepShape, unpack
-from jaxpage.engine.batch import StepInputBuilder, draw_rows, prompt_targets, to_result
+from jaxpage.engine.batch import StepInputBuilder, draw_entries, prompt_targets, to_result
 from jaxpage.engine.block_moves import BlockMover
 from jaxpage.engine.faults import StepFault
 from jaxpage.engine.huge_pages import renew_zeros, use_huge_pages
-from jaxpage.engine.ladders import Ladders
-from jaxpage.engine.programs import Programs, Report, places_read, shape_tree
-from jaxpage.engine.sampling_batch import SamplingBuilder
+from jaxpage.engine.programs import Programs, Report
+from jaxpage.engine.sampling_inputs import STAGES, SamplingBuilder, Stage
+from jaxpage.engine.step_shapes import StepShapes
 from jaxpage.errors import ConfigError, JaxpageError
 from jaxpage.host.buckets import cut_to_rung
 from jaxpage.host.plan import PlannedRow, StepPlan, StepResult
 from jaxpage.models.params import checked_params
 from jaxpage.reading import reason
 from jaxpage.sampling_params import MAX_LOGPROBS
-from jaxpage.terms import default_device, engine_terms
 
 Leaves = list[Any]
 _FROM_VALUES = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
@@ -60,7 +58,8 @@ class Ticket:
     scored: tuple[Array, Array, Array] | None
     """Prompt log-probabilities, where a row asked for them."""
     latest: Array
-    """What this step drew, or the last one that drew: it feeds the next step."""
+    """[3, R0] int32, as `pack_draws` makes it, R0 the most draws of a step: what this step drew, or
+    the last one that drew. It feeds the next step."""
 
 
 class Pool(NamedTuple):
@@ -83,25 +82,32 @@ class Runner:
 
     def __init__(
         self,
-        model: Any,
+        model: Model,
         params: dict[str, Any],
         *,
         config: ModelConfig,
         cache: CacheConfig,
         engine: EngineConfig,
+        backend: Backend,
         num_token_ids: int,
+        placement: Placement | None = None,
+        stages: tuple[Stage, ...] = STAGES,
+        adapters: Adapters | None = None,
         report: Report | None = None,
     ) -> None:
+        """`num_token_ids`: ids from there on are padding of the vocabulary, never drawn.
+
+        Without a `placement` everything lies on JAX's default device. `stages` are those of the
+        sampler. `adapters`: what the rows' adapter numbers count.
+        """
         self._config = config
-        device = default_device()
-        self._place = jax.sharding.SingleDeviceSharding(device)
-        self._put = partial(jax.device_put, device=device)
-        self._terms = partial(engine_terms, device)
+        self._backend = backend
+        self._placement = placement or Placement()
+        self._model = model
         self._take(params)
         self._params_tree = jax.tree.structure(self.params)
-        self.programs = Programs(report=report, terms=self._terms)
-        self.ladders = Ladders.of(engine, cache)
-        self._model = model
+        self.programs = Programs(report=report, terms=self._placement.terms)
+        self.shapes = StepShapes.of(engine, cache, backend, has_adapters=adapters is not None)
         self._num_token_ids = num_token_ids
         self._max_draws = engine.max_num_seqs
         self._init_cache = partial(
@@ -113,23 +119,16 @@ class Runner:
         self._refused: StepPlan | None = None
         """The plan that found the pool lost; any other is of books that know it."""
         self._is_closed = False
-        with self._terms():
-            hidden = jax.ShapeDtypeStruct((1, config.hidden_size), config.dtype)
-            self._head = self._find_head(hidden)
-        self._nothing_drawn = self._put(np.zeros((3, self._max_draws), np.int32))
+        self._head_tree = jax.tree.structure({name: self.params[name] for name in model.head})
+        self._adapters = self._placement.put(adapters)
+        self._nothing_drawn = self._placement.put(np.zeros((3, self._max_draws), np.int32))
         self._last: Ticket | None = None
-        self._attention = make_attention(
-            engine.attention,
-            scale=config.head_dim**-0.5,
-            sliding_window=config.sliding_window,
-            shares_prefixes=engine.shared_prefix_decode,
-        )
-        self._inputs = StepInputBuilder(self.ladders, cache)
+        self._stages = tuple(stage.apply for stage in stages)
+        self._inputs = StepInputBuilder(self.shapes, cache)
         self._mover = BlockMover(
-            self.programs, pool, num_swap_blocks=cache.num_swap_blocks, put=self._put
+            self.programs, pool, self._placement, num_swap_blocks=cache.num_swap_blocks
         )
-        self._sampling = SamplingBuilder(engine, config.vocab_size, put=self._put)
-        self._summarise = native.summarise if engine.attention == "native" else summarise
+        self._sampling = SamplingBuilder(engine, config.vocab_size, self._placement, stages)
 
     @jax.disable_jit(False)  # which forbids calls of what was compiled ahead of time
     def dispatch(self, plan: StepPlan) -> Ticket:
@@ -157,11 +156,11 @@ class Runner:
     def expect(self, *, num_requests: int, prompt_tokens: int) -> None:
         """Starts compiling what a batch of requests will need first."""
         self.check_open()
-        ladder = self.ladders.prefill_tokens
+        ladder = self.shapes.prefill_tokens
         first = cut_to_rung(min(max(1, prompt_tokens), ladder.sizes[-1]), ladder)
-        prefill = self.ladders.prefill(first)
-        rows = min(max(1, num_requests), self.ladders.decode_rows.sizes[-1])
-        for shape in (prefill, self.ladders.decode(rows)):
+        prefill = self.shapes.prefill(first)
+        rows = min(max(1, num_requests), self.shapes.decode_rows.sizes[-1])
+        for shape in (prefill, self.shapes.decode(rows)):
             self.programs.expect(shape, _name(shape), partial(self._lower_forward, shape))
 
     def update_params(self, params: dict[str, Any]) -> None:
@@ -185,11 +184,12 @@ class Runner:
     def _take(self, params: dict[str, Any]) -> None:
         """Weights on the engine's device: jax arrays as they are where they lie there already,
         NumPy ones copied, since their owner may go on writing to them."""
-        with self._terms():
+        with self._placement.terms():
             params = jax.tree.map(_own, checked_params(params, self._config))
         # once, not with every step; from the host's pinned memory too
-        self.params = jax.device_put(params, self._place)
+        self.params = self._placement.put_params(params)
         self._weights = jax.tree.leaves(self.params)
+        self._head = jax.tree.leaves({name: self.params[name] for name in self._model.head})
         use_huge_pages(self._weights)
 
     def _run(self, plan: StepPlan) -> Ticket:
@@ -198,20 +198,19 @@ class Runner:
         self._move_blocks(plan)
         previous = self._nothing_drawn if self._last is None else self._last.latest
         leaves, draw_input, hidden = program(
-            self._weights, self._cache, self._put(vector), previous
+            self._weights, self._cache, self._placement.put(vector), previous, self._adapters
         )
         self._pool = Pool(leaves, self._pool.moved)
         drawn = top = None
         if draws := plan.draws:
-            num_draws = self.ladders.num_draws(shape, len(draws))
-            index = draw_rows(plan, shape, num_draws)
+            num_draws = self.shapes.num_draws(shape, len(draws))
+            index = draw_entries(plan, shape, num_draws)
             if index is not None:
                 program = self._spread_program(draw_input, num_draws)
-                draw_input = program(draw_input, self._put(index))
+                draw_input = program(draw_input, self._placement.put(index))
             sampling, num_top = self._sampling.build(draws, num_draws)
             program = self._draw_program(draw_input, sampling, num_draws, num_top)
-            head = [self._weights[place] for place in self._head]
-            drawn, top = program(head, draw_input, sampling)
+            drawn, top = program(self._head, draw_input, sampling)
         targets = prompt_targets(plan, shape)
         scored = None if targets is None else self._score(hidden, targets)
         return Ticket(plan, shape, drawn, top, scored, previous if drawn is None else drawn)
@@ -274,8 +273,8 @@ class Runner:
         return True
 
     def _new_pool(self) -> KVCache:
-        with self._terms():
-            pool = self._put(self._init_cache())
+        pool = self._placement.put_pool(self._init_cache)
+        with self._placement.terms():
             renew_zeros(pool)
         return pool
 
@@ -300,8 +299,7 @@ class Runner:
         program = self.programs.get(
             key, f"prompt log-probabilities of {targets.size}", partial(self._lower_score, hidden)
         )
-        params = self._params_tree.unflatten(self._weights)  # what the step itself ran with
-        return program(params, hidden, self._put(targets))
+        return program(self._head, hidden, self._placement.put(targets))
 
     def _forward_program(self, shape: StepShape) -> Any:
         return self.programs.get(shape, _name(shape), partial(self._lower_forward, shape))
@@ -309,9 +307,7 @@ class Runner:
     def _draw_program(
         self, draw: DrawInput, sampling: SamplingInput, num_draws: int, num_top: int
     ) -> Any:
-        history = sampling.history
-        history_width = None if history is None else history.tokens.shape[1]
-        key = ("draw", num_draws, num_top, sampling.edits is not None, history_width)
+        key = ("draw", num_draws, num_top, tuple(map(_form, sampling.states)))
         lower = partial(self._lower_draw, draw, sampling, num_top)
         return self.programs.get(key, f"sampling of {num_draws}", lower)
 
@@ -319,76 +315,73 @@ class Runner:
         """Several draws of one row, or rows that draw nothing between."""
 
         def lower() -> Lowered:
-            index = jax.ShapeDtypeStruct((num_draws,), jnp.int32)
-            return jax.jit(device_step.spread_draws).lower(shape_tree(draw), index)
+            index = self._placement.shape((num_draws,), jnp.int32)
+            return jax.jit(device_step.spread_draws).lower(self._placement.shapes(draw), index)
 
         count = draw.token_ids.size
         name = f"{num_draws} draws of {count} rows"
         return self.programs.get(("spread", count, num_draws), name, lower)
 
     def _lower_forward(self, shape: StepShape) -> Lowered:
-        def forward(weights: Leaves, leaves: Leaves, vector: Array, previous: Array) -> Any:
-            params = self._params_tree.unflatten(weights)
+        def forward(
+            weights: Leaves, leaves: Leaves, vector: Array, previous: Array, adapters: Any
+        ) -> Any:
             cache, draw_input, hidden = device_step.hidden_step(
                 self._model,
-                params,
+                self._params_tree.unflatten(weights),
                 self._cache_tree.unflatten(leaves),
                 unpack(vector, shape),
                 previous[0],
-                attention=self._attention,
+                backend=self._backend,
+                adapters=adapters,
             )
             return jax.tree.leaves(cache), draw_input, hidden
 
-        vector = jax.ShapeDtypeStruct((shape.packed_size,), jnp.int32)
-        fixed = shape_tree((self._weights, self._cache))
-        previous = shape_tree(self._nothing_drawn)
-        return jax.jit(forward, donate_argnums=1).lower(*fixed, vector, previous)
-
-    def _find_head(self, hidden: jax.ShapeDtypeStruct) -> tuple[int, ...]:
-        """The places among the weights of those that logits are made with."""
-
-        def logits(weights: Leaves, hidden: Array) -> Array:
-            params = self._params_tree.unflatten(weights)
-            return self._model.apply({"params": params}, hidden, method="logits")
-
-        return places_read(logits, shape_tree(self._weights), hidden)
+        shapes = self._placement.shapes
+        fixed = shapes((self._weights, self._cache))
+        vector = self._placement.shape((shape.packed_size,), jnp.int32)
+        rest = shapes((self._nothing_drawn, self._adapters))
+        return jax.jit(forward, donate_argnums=1).lower(*fixed, vector, *rest)
 
     def _lower_draw(self, draw: DrawInput, sampling: SamplingInput, num_top: int) -> Lowered:
         def run(head: Leaves, draw: DrawInput, sampling: SamplingInput) -> Any:
-            weights = shape_tree(self._weights)  # shapes stand for what is not read
-            for place, leaf in zip(self._head, head, strict=True):
-                weights[place] = leaf
             output = device_step.draw(
                 self._model,
-                self._params_tree.unflatten(weights),
+                self._head_tree.unflatten(head),
                 draw,
                 sampling,
+                backend=self._backend,
+                stages=self._stages,
                 num_top=num_top,
                 num_token_ids=self._num_token_ids,
-                summarise=self._summarise,
             )
             # as bits: -inf, what no alternative is left for, is no mistake for jax_debug_infs
             bits = lax.bitcast_convert_type(output.top_logprobs, jnp.int32)
             top = (output.top_ids, bits) if num_top else None
             return device_step.pack_draws(output, self._max_draws), top
 
-        head = [self._weights[place] for place in self._head]
-        return jax.jit(run).lower(*shape_tree((head, draw, sampling)))
+        return jax.jit(run).lower(*self._placement.shapes((self._head, draw, sampling)))
 
     def _lower_score(self, hidden: Array) -> Lowered:
-        def run(params: Any, hidden: Array, targets: Array) -> Any:
+        def run(head: Leaves, hidden: Array, targets: Array) -> Any:
             return device_step.prompt_logprobs(
                 self._model,
-                params,
+                self._head_tree.unflatten(head),
                 hidden,
                 targets,
+                backend=self._backend,
                 num_top=MAX_LOGPROBS,
                 slice_rows=min(PROMPT_SLICE_TOKENS, targets.size),
                 num_token_ids=self._num_token_ids,
             )
 
-        targets = jax.ShapeDtypeStruct(hidden.shape[:1], jnp.int32)
-        return jax.jit(run).lower(*shape_tree((self.params, hidden)), targets)
+        targets = self._placement.shape(hidden.shape[:1], jnp.int32)
+        return jax.jit(run).lower(*self._placement.shapes((self._head, hidden)), targets)
+
+
+def _form(state: Any) -> tuple[tuple[int, ...], ...] | None:
+    """What of a stage's state a program is compiled for."""
+    return None if state is None else tuple(leaf.shape for leaf in jax.tree.leaves(state))
 
 
 def _own(leaf: Array | np.ndarray) -> Array | np.ndarray:
@@ -397,9 +390,9 @@ def _own(leaf: Array | np.ndarray) -> Array | np.ndarray:
 
 
 def _name(shape: StepShape) -> str:
-    if shape.num_decode_rows:
-        tokens = shape.num_tokens - shape.num_decode_rows
-        return f"prefill of {tokens} beside decode of {shape.num_decode_rows}"
+    if 0 < shape.num_single < shape.num_rows:
+        tokens = shape.num_tokens - shape.num_single
+        return f"prefill of {tokens} beside decode of {shape.num_single}"
     kind = "decode" if shape.is_decode else "prefill"
     return f"{kind} of {shape.num_tokens}" + (" with shared blocks" if shape.num_groups else "")
 

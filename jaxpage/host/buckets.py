@@ -1,4 +1,4 @@
-"""Ladders of sizes: a step is padded to the next rung, so few programs are ever compiled."""
+"""StepShapes of sizes: a step is padded to the next rung, so few programs are ever compiled."""
 
 from __future__ import annotations
 

@@ -56,6 +56,8 @@ class Draw:
     """What min_tokens holds back: the model's end ids, also where ignore_eos lets the text go on
     after them, and the request's own, as in vLLM."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    offset: int = -1
+    """Place in its row of the token whose logits it reads, as Python counts: -1 is the last."""
     history: tuple[int, ...] = ()
     """Known tokens before the row's last one, prompt first; only when params.needs_history."""
     num_candidates: int = 0
@@ -83,6 +85,7 @@ class PlannedRow(NamedTuple):
     target_offset: int = 0
     num_prompt_logprobs: int = 0
     """Alternatives wanted beside each prompt target."""
+    adapter: int = 0
 
     @property
     def context_len(self) -> int:

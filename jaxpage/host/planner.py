@@ -216,7 +216,7 @@ class Planner:
             if sequence.is_last_step_planned:
                 books.leave(sequence)
         groups = ()
-        if books.config.shared_prefix_decode:
+        if True:
             groups = find_prefix_groups(rows, parts, books.cache.block_size)
         return StepPlan(step_id, tuple(rows), moves, preempted, groups)
 

@@ -1,38 +1,21 @@
-"""The few operations every model here is made of: one matrix product, RMS norm, rotary positions.
+"""What every model here is made of: modules that hold weights, and rotary positions.
 
-Knows no cache, no attention and no architecture. Arrays are [T, ...], a token a row; weights are
-[out, in].
+Knows no cache, no backend and no architecture: how is `ops`' business. Arrays are [T, ...], a token
+a row; weights are [out, in].
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jax import Array, lax
+from jax import Array
 
 from jaxpage.config import ModelConfig, RopeScaling
-
-MAX_PINNED_TOKENS = 32
-"""Most rows for which the pinned product is the faster one on a CPU.
-
-All products of SmolLM2-135M in one step, float32, jax 0.10.2, two threads, elapsed ms, on two
-machines whose large float32 products reach 134 and 290 GFLOP/s:
-
-    rows                    4    8   16   32   64
-    134     plain          53   61   69   96  165
-            pinned         28   35   44   72  154
-    290     plain          35   39   48   68   94
-            pinned         32   38   50   80  107
-
-Few rows are bound by reading the weights, many by arithmetic. From 64 rows on (prefill) the plain
-form takes less processor time too: 243 against 294 ms at 128 rows, 796 against 1086 at 512.
-"""
+from jaxpage.device.ops import Backend, Ops
+from jaxpage.weights import take_rows
 
 INITIALIZERS = {
     "scale": nn.initializers.ones,
@@ -43,150 +26,79 @@ INITIALIZERS = {
 """How training of the LLaMA family starts, by a parameter's own name."""
 
 
-class StepPositions(Protocol):
-    """What rotary positions read of a step; `jaxpage.device.types.StepInput` has it."""
-
-    @property
-    def positions(self) -> Array: ...  # [T] int32
-    @property
-    def query_starts(self) -> Array: ...  # [B + 1] int32
-    @property
-    def prompt_lens(self) -> Array: ...  # [B] int32
-
-
-class LinearFn(Protocol):
-    """x [T, D] times w [..., D], its leading axes flattened, plus bias: what `linear` promises."""
-
-    def __call__(
-        self, x: Array, w: Array, bias: Array | None = None, *, dtype: jnp.dtype | None = None
-    ) -> Array: ...
-
-
-def linear(
-    x: Array, w: Array, bias: Array | None = None, *, dtype: jnp.dtype | None = None
-) -> Array:
-    """x [T, D] times w [..., D], its leading axes flattened, plus bias of those axes: [T, out].
-
-    The result has x's dtype, or `dtype` (accumulated in float32 all the same). float32 is exact
-    float32 on every device: GPUs would take TF32 without being told.
-    """
-    w = w.reshape(-1, w.shape[-1])
-    if x.shape[0] <= MAX_PINNED_TOKENS:
-        y = lax.platform_dependent(x, w, cpu=_pinned_product(dtype), default=_plain_product(dtype))
-    else:
-        y = _plain_product(dtype)(x, w)
-    if bias is not None:
-        y = y + bias.reshape(1, -1).astype(y.dtype)
-    return y
-
-
-def _precision(x: Array) -> lax.Precision:
-    return lax.Precision.HIGHEST if x.dtype == jnp.float32 else lax.Precision.DEFAULT
-
-
-def _plain_product(dtype: jnp.dtype | None) -> Callable[[Array, Array], Array]:
-    def product(x: Array, w: Array) -> Array:
-        return lax.dot_general(
-            x, w, (((1,), (1,)), ((), ())), precision=_precision(x), preferred_element_type=dtype
-        )
-
-    return product
-
-
-def _pinned_product(dtype: jnp.dtype | None) -> Callable[[Array, Array], Array]:
-    def product(x: Array, w: Array) -> Array:
-        y = lax.dot_general(
-            w, x, (((1,), (1,)), ((), ())), precision=_precision(x), preferred_element_type=dtype
-        )
-        return lax.optimization_barrier(y).T
-
-    return product
-
-
-def rms_norm(x: Array, scale: Array, *, eps: float) -> Array:
-    """x / rms(x) * scale along the last axis, computed in float32, returned in x's dtype."""
-    wide = x.astype(jnp.float32)
-    inverse_rms = lax.rsqrt(jnp.mean(jnp.square(wide), -1, keepdims=True) + eps)
-    return (wide * inverse_rms * scale.astype(jnp.float32)[None, :]).astype(x.dtype)
-
-
-def swiglu(x: Array) -> Array:
-    """silu(gate) * up of x [T, 2 F], the gate first: [T, F]."""
-    gate, up = jnp.split(x, 2, axis=-1)
-    return nn.silu(gate) * up
-
-
-def rotate_qkv(qkv: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
-    """(q [T, N, H], k [T, K, H], v [T, K, H]) of qkv [T, K, G + 2, H], q and k rotated."""
-    num_tokens, groups, head_dim = qkv.shape[0], qkv.shape[2] - 2, qkv.shape[3]
-    q = qkv[:, :, :groups].reshape(num_tokens, -1, head_dim)
-    return rotate(q, cos, sin), rotate(qkv[:, :, groups], cos, sin), qkv[:, :, groups + 1]
-
-
-@dataclass(frozen=True, slots=True)
-class Ops:
-    """What a model computes between its attentions, in the forms of one backend."""
-
-    linear: LinearFn = linear
-    rms_norm: Callable[..., Array] = rms_norm
-    swiglu: Callable[[Array], Array] = swiglu
-    rotate_qkv: Callable[[Array, Array, Array], tuple[Array, Array, Array]] = rotate_qkv
-
-
-XLA_OPS = Ops()
-
-
 class RMSNorm(nn.Module):
-    """`rms_norm` with its own scale [D]."""
+    """x / rms(x) * scale along the last axis, with its own scale [D]."""
 
     eps: float
     dtype: jnp.dtype
-    ops: Ops = XLA_OPS
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, ops: Ops) -> Array:
         scale = self.param("scale", INITIALIZERS["scale"], (x.shape[-1],), self.dtype)
-        return self.ops.rms_norm(x, scale, eps=self.eps)
+        return ops.backend.rms_norm(x, scale, eps=self.eps)
 
 
 class Linear(nn.Module):
-    """`linear` with its own weights: [*features, D] and, on demand, a bias [*features]."""
+    """A matrix product with its own weights: [*features, D] and, on demand, a bias [*features]."""
 
     features: tuple[int, ...]
     use_bias: bool
     dtype: jnp.dtype
-    result_dtype: jnp.dtype | None = None
-    ops: Ops = XLA_OPS
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
-        kernel = self.param(
-            "kernel", INITIALIZERS["kernel"], (*self.features, x.shape[-1]), self.dtype
-        )
+    def __call__(self, x: Array, ops: Ops) -> Array:
+        """x [T, D] to [T, out]; adapters find the matrix by this module's name."""
+        shape = (*self.features, x.shape[-1])
+        kernel = self.param("kernel", INITIALIZERS["kernel"], shape, self.dtype)
         bias = None
         if self.use_bias:
             bias = self.param("bias", INITIALIZERS["bias"], self.features, self.dtype)
-        return self.ops.linear(x, kernel, bias, dtype=self.result_dtype)
+        return ops.linear(x, kernel, bias, name=self.name)
 
 
-def rotary_cos_sin(config: ModelConfig, step: StepPositions) -> tuple[Array, Array]:
-    """Cosine and sine of every token's rotary angles, each float32 [T, H / 2]."""
+class Head(nn.Module):
+    """The matrix [V, D] that makes logits, where it is not the embedding."""
+
+    vocab_size: int
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: Array, backend: Backend) -> Array:
+        """float32 logits [R, V] of hidden states [R, D]."""
+        shape = (self.vocab_size, x.shape[-1])
+        kernel = self.param("kernel", INITIALIZERS["kernel"], shape, self.dtype)
+        return backend.linear(x, kernel, dtype=jnp.dtype(jnp.float32))
+
+
+class Embedding(nn.Module):
+    """A row of numbers a token id; the same matrix is the output head of tied models."""
+
+    vocab_size: int
+    hidden_size: int
+    dtype: jnp.dtype
+
+    def setup(self) -> None:
+        shape = (self.vocab_size, self.hidden_size)
+        self.embedding = self.param("embedding", INITIALIZERS["embedding"], shape, self.dtype)
+
+    def __call__(self, tokens: Array) -> Array:
+        """[T, D] of ids [T]."""
+        return take_rows(self.embedding, tokens)
+
+    def attend(self, x: Array, backend: Backend) -> Array:
+        """float32 logits [R, V] of hidden states [R, D]."""
+        return backend.linear(x, self.embedding, dtype=jnp.dtype(jnp.float32))
+
+
+def rotary_cos_sin(config: ModelConfig, positions: Array, ops: Ops) -> tuple[Array, Array]:
+    """Cosine and sine of the rotary angles of tokens at `positions` [T], each float32 [T, H / 2]."""
     scaling = config.rope_scaling
-    positions = step.positions.astype(jnp.float32)[:, None]
     if scaling is not None and scaling.kind == "dynamic":
-        frequencies = _dynamic_frequencies(config, scaling, step)
+        frequencies = _dynamic_frequencies(config, scaling, positions, ops.prompt_lens())
     else:
         frequencies = jnp.asarray(inverse_frequencies(config))[None, :]
-    angles = positions * frequencies
+    angles = positions.astype(jnp.float32)[:, None] * frequencies
     return jnp.cos(angles), jnp.sin(angles)
-
-
-def rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Turn each pair (x[i], x[i + H/2]) of x [T, heads, H] by its token's angle i."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, None, :], sin[:, None, :]
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)
 
 
 def inverse_frequencies(config: ModelConfig) -> np.ndarray:
@@ -223,16 +135,15 @@ def _llama3_frequencies(plain: np.ndarray, scaling: RopeScaling) -> np.ndarray:
     return np.where(is_long, plain / factor, np.where(is_short, plain, mixed))
 
 
-def _dynamic_frequencies(config: ModelConfig, scaling: RopeScaling, step: StepPositions) -> Array:
+def _dynamic_frequencies(
+    config: ModelConfig, scaling: RopeScaling, positions: Array, prompt_lens: Array
+) -> Array:
     """Frequencies [T, H / 2] for theta grown with the length each token was computed at.
 
     The length is the whole prompt for prompt tokens, however they are chunked, and position + 1
     for later ones: what Hugging Face's prefill and decode of that prompt use.
     """
-    token = jnp.arange(step.positions.shape[0], dtype=jnp.int32)
-    rows_before = token[:, None] >= step.query_starts[None, 1:]
-    row = jnp.minimum(jnp.sum(rows_before, axis=1, dtype=jnp.int32), step.prompt_lens.shape[0] - 1)
-    length = jnp.maximum(step.prompt_lens[row], step.positions + 1).astype(jnp.float32)
+    length = jnp.maximum(prompt_lens, positions + 1).astype(jnp.float32)
     original = jnp.float32(scaling.original_max_position_embeddings)
     factor = jnp.float32(scaling.factor)
     growth = factor * jnp.maximum(length, original) / original - (factor - jnp.float32(1))

@@ -23,87 +23,61 @@ axis to shard over later.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import Array
 
-from jaxpage.config import ModelConfig
-from jaxpage.models.layers import (
-    INITIALIZERS,
-    XLA_OPS,
-    Linear,
-    Ops,
-    RMSNorm,
-    StepPositions,
-    rotary_cos_sin,
-)
-
-
-class Step(StepPositions, Protocol):
-    """What the model reads of a step; the rest of it is for `attention`."""
-
-    @property
-    def tokens(self) -> Array: ...  # [T] int32
-
-
-AttentionFn = Callable[[Array, Array, Array, Any, Any], tuple[Array, Any]]
-"""(q [T, N, H], k [T, K, H], v [T, K, H], layer_kv, step) -> (out [T, N, H], layer_kv)
-
-It stores k and v in layer_kv and knows the scale, the mask and the sliding window; q and k
-arrive rotated."""
+from jaxpage.config import AttentionSpec, ModelConfig
+from jaxpage.device.ops import Backend, Ops
+from jaxpage.models.layers import Embedding, Head, Linear, RMSNorm, rotary_cos_sin
 
 LayerCache = tuple[Any, ...]
 """One `layer_kv` a layer, opaque here."""
 
 
 class Attention(nn.Module):
-    """Grouped-query attention around the attention function that arrives as an argument."""
+    """Grouped-query attention: what is stored and seen is `ops`' business."""
 
     config: ModelConfig
-    ops: Ops = XLA_OPS
+    spec: AttentionSpec
 
     @nn.compact
     def __call__(
         self,
         x: Array,  # [T, D]
-        rotary: tuple[Array, Array],
+        rotary: tuple[Array, Array],  # cosine and sine [T, H / 2]
         layer_kv: Any,
-        step: Step,
-        attention: AttentionFn,
+        ops: Ops,
     ) -> tuple[Array, Any]:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        num_tokens = x.shape[0]
         features = (c.num_kv_heads, c.group_size + 2, c.head_dim)
-        qkv = Linear(features, c.attention_bias, dtype, ops=self.ops, name="qkv")(x)
-        q, k, v = self.ops.rotate_qkv(qkv.reshape(num_tokens, *features), *rotary)
-        out, layer_kv = attention(q, k, v, layer_kv, step)
-        out = out.reshape(num_tokens, c.num_heads * c.head_dim)
-        project = Linear((c.hidden_size,), c.attention_bias, dtype, ops=self.ops, name="out")
-        return project(out), layer_kv
+        qkv = Linear(features, c.attention_bias, dtype, name="qkv")(x, ops)
+        q, k, v = ops.backend.rope_qkv(qkv.reshape(-1, *features), *rotary)
+        out, layer_kv = ops.attention(q, k, v, layer_kv, self.spec)
+        project = Linear((c.hidden_size,), c.attention_bias, dtype, name="out")
+        return project(out.reshape(-1, c.num_heads * c.head_dim), ops), layer_kv
 
 
 class MLP(nn.Module):
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
     config: ModelConfig
-    ops: Ops = XLA_OPS
 
     @nn.compact
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, ops: Ops) -> Array:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        into = Linear((2, c.intermediate_size), c.mlp_bias, dtype, ops=self.ops, name="gate_up")
-        out_of = Linear((c.hidden_size,), c.mlp_bias, dtype, ops=self.ops, name="down")
-        return out_of(self.ops.swiglu(into(x)))
+        gate_up = Linear((2, c.intermediate_size), c.mlp_bias, dtype, name="gate_up")
+        down = Linear((c.hidden_size,), c.mlp_bias, dtype, name="down")
+        return down(ops.backend.swiglu(gate_up(x, ops)), ops)
 
 
 class Block(nn.Module):
     """One layer: attention and MLP, each behind a norm and added to the stream."""
 
     config: ModelConfig
-    ops: Ops = XLA_OPS
+    spec: AttentionSpec
 
     @nn.compact
     def __call__(
@@ -111,72 +85,59 @@ class Block(nn.Module):
         x: Array,  # [T, D]
         rotary: tuple[Array, Array],
         layer_kv: Any,
-        step: Step,
-        attention: AttentionFn,
+        ops: Ops,
     ) -> tuple[Array, Any]:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        h = RMSNorm(c.rms_norm_eps, dtype, self.ops, name="input_norm")(x)
-        h, layer_kv = Attention(c, self.ops, name="attention")(h, rotary, layer_kv, step, attention)
+        h = RMSNorm(c.rms_norm_eps, dtype, name="input_norm")(x, ops)
+        h, layer_kv = Attention(c, self.spec, name="attention")(h, rotary, layer_kv, ops)
         x = x + h
-        h = RMSNorm(c.rms_norm_eps, dtype, self.ops, name="post_attention_norm")(x)
-        return x + MLP(c, self.ops, name="mlp")(h), layer_kv
+        h = RMSNorm(c.rms_norm_eps, dtype, name="post_attention_norm")(x, ops)
+        return x + MLP(c, name="mlp")(h, ops), layer_kv
 
 
-_TracedOnce = nn.jit(Block, static_argnums=(5,))
-"""A Block whose trace all layers share (`attention`, argument 5, is static): 30 layers cost the
-Python time of one, and each is still a call of its own in the compiled program."""
-
-
-class Embedding(nn.Module):
-    """A row of numbers a token id; the same matrix is the output head of tied models."""
-
-    config: ModelConfig
-    ops: Ops = XLA_OPS
-
-    def setup(self) -> None:
-        shape = (self.config.vocab_size, self.config.hidden_size)
-        dtype = jnp.dtype(self.config.dtype)
-        self.embedding = self.param("embedding", INITIALIZERS["embedding"], shape, dtype)
-
-    def __call__(self, tokens: Array) -> Array:
-        # Ids are checked where they enter; "fill" would cost a select over [T, D].
-        return jnp.take(self.embedding, tokens, axis=0, mode="clip")
-
-    def attend(self, x: Array) -> Array:
-        return self.ops.linear(x, self.embedding, dtype=jnp.dtype(jnp.float32))
+TracedOnce = nn.jit(Block)
+"""A Block whose trace all layers of one spec share: 30 layers cost the Python time of one, and each
+is still a call of its own in the compiled program."""
 
 
 class Llama(nn.Module):
     """The decoder: `__call__` gives hidden states, `logits` the next-token logits of some."""
 
     config: ModelConfig
-    ops: Ops = XLA_OPS
+
+    @property
+    def head(self) -> tuple[str, ...]:
+        """The names, at the top of the parameters, that `logits` reads."""
+        return ("embed",) if self.config.tie_word_embeddings else ("lm_head",)
 
     def setup(self) -> None:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
-        self.embed = Embedding(c, self.ops)
-        self.layers = [_TracedOnce(c, self.ops) for _ in range(c.num_layers)]
-        self.final_norm = RMSNorm(c.rms_norm_eps, dtype, self.ops)
+        self.embed = Embedding(c.vocab_size, c.hidden_size, dtype)
+        self.layers = [TracedOnce(c, c.attention_spec(i)) for i in range(c.num_layers)]
+        self.final_norm = RMSNorm(c.rms_norm_eps, dtype)
         if not c.tie_word_embeddings:
-            self.lm_head = Linear((c.vocab_size,), False, dtype, jnp.dtype(jnp.float32), self.ops)
+            self.lm_head = Head(c.vocab_size, dtype)
 
     def __call__(
-        self, cache: LayerCache, step: Step, attention: AttentionFn
+        self, tokens: Array, positions: Array, cache: LayerCache, ops: Ops
     ) -> tuple[Array, LayerCache]:
-        """Hidden states [T, D] after the final norm, and the cache with this step's k and v."""
-        x = self.embed(step.tokens)
-        rotary = rotary_cos_sin(self.config, step)
+        """Hidden states [T, D] after the final norm, and the cache with this step's k and v.
+
+        `tokens` and `positions` are int32 [T].
+        """
+        x = self.embed(tokens)
+        rotary = rotary_cos_sin(self.config, positions, ops)
         new_cache = []
-        for layer, layer_kv in zip(self.layers, cache, strict=True):
-            x, layer_kv = layer(x, rotary, layer_kv, step, attention)
+        for index, (layer, layer_kv) in enumerate(zip(self.layers, cache, strict=True)):
+            x, layer_kv = layer(x, rotary, layer_kv, ops.layer(f"layers_{index}"))
             new_cache.append(layer_kv)
-        hidden = self.final_norm(x)
+        hidden = self.final_norm(x, ops)
         if self.is_initializing():
-            self.logits(hidden)  # so that the head gets its parameters
+            self.logits(hidden, ops.backend)  # so that the head gets its parameters
         return hidden, tuple(new_cache)
 
-    def logits(self, hidden: Array) -> Array:
+    def logits(self, hidden: Array, backend: Backend) -> Array:
         """Logits [R, V] in float32 of hidden states [R, D]."""
         if self.config.tie_word_embeddings:
-            return self.embed.attend(hidden)
-        return self.lm_head(hidden)
+            return self.embed.attend(hidden, backend)
+        return self.lm_head(hidden, backend)

@@ -9,49 +9,38 @@ import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.tree_util import register_dataclass
 
-from jaxpage import native
-from jaxpage.config import ModelConfig
+from jaxpage.backends import PLAIN
+from jaxpage.config import AttentionSpec, ModelConfig
+from jaxpage.device.ops import Ops
+from jaxpage.device.types import StepInput, StepShape
 from jaxpage.errors import ConfigError
-from jaxpage.models.layers import INITIALIZERS, XLA_OPS, Ops
+from jaxpage.models.layers import INITIALIZERS
 from jaxpage.models.llama import Llama
-from jaxpage.models.native_ops import NATIVE_OPS
 from jaxpage.terms import own_constants
 
-ARCHITECTURES: Mapping[str, Callable[[ModelConfig, Ops], Llama]] = {
+ARCHITECTURES: Mapping[str, Callable[[ModelConfig], Llama]] = {
     "llama": Llama,
     "mistral": Llama,  # the same layers; the sliding window is in the config
 }
 """Add a row to add a model: a module with Llama's `__call__` and `logits`."""
 
 
-OPS: Mapping[str, Ops] = {"xla": XLA_OPS, "native": NATIVE_OPS}
-"""The forms of what every model here is made of."""
-
-
-def build_model(config: ModelConfig, *, ops: Literal["xla", "native"] = "xla") -> Llama:
-    """The Linen module of config's architecture; it holds no arrays.
-
-    ops="native" computes by the native CPU kernels: faster, for CPUs where they are built (else
-    ConfigError), not differentiable.
-    """
-    if ops not in OPS:
-        raise ConfigError(f"got ops={ops!r}, wanted one of {sorted(OPS)}; choose one")
-    if ops == "native" and not native.is_built():
-        raise ConfigError(f"got ops='native', wanted 'xla': {native.MISSING}")
+def build_model(config: ModelConfig) -> Llama:
+    """The Linen module of config's architecture; it holds no arrays and knows no backend."""
     if config.architecture not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise ConfigError(
             f"got architecture {config.architecture!r}, wanted one of: {known}; "
             "convert the model or add a row to jaxpage.models.registry.ARCHITECTURES"
         )
-    return ARCHITECTURES[config.architecture](config, OPS[ops])
+    return ARCHITECTURES[config.architecture](config)
 
 
 def abstract_params(config: ModelConfig) -> dict[str, Any]:
@@ -60,10 +49,14 @@ def abstract_params(config: ModelConfig) -> dict[str, Any]:
     Every layer is like the first, so one layer is traced however many there are.
     """
     model = build_model(replace(config, num_layers=1))
-    tree = jax.eval_shape(
-        lambda step: model.init(jax.random.key(0), (None,), step, _no_attention),
-        _OneToken(*(jax.ShapeDtypeStruct((size,), jnp.int32) for size in (1, 1, 2, 1))),
-    )
+    shapes = StepShape(1, 1, 1, 1, num_single=0).fields()
+    step = StepInput(**{name: jax.ShapeDtypeStruct(s, jnp.int32) for name, s in shapes.items()})
+
+    def init(step: StepInput) -> Any:
+        ops = _NoAttention.of(step, PLAIN)
+        return model.init(jax.random.key(0), step.tokens, step.positions, (None,), ops)
+
+    tree = jax.eval_shape(init, step)
     params = dict(tree["params"])
     layer = params.pop("layers_0")
     for index in range(config.num_layers):
@@ -95,14 +88,10 @@ def num_params(config: ModelConfig) -> int:
 
 @register_dataclass
 @dataclass(frozen=True)
-class _OneToken:
-    """The smallest step there is, to trace a model with."""
+class _NoAttention(Ops):
+    """Operations to trace a model with that has no pool."""
 
-    tokens: Any
-    positions: Any
-    query_starts: Any
-    prompt_lens: Any
-
-
-def _no_attention(q: Array, k: Array, v: Array, layer_kv: None, step: Any) -> tuple[Array, None]:
-    return q, layer_kv
+    def attention(
+        self, q: Array, k: Array, v: Array, layer_kv: None, spec: AttentionSpec
+    ) -> tuple[Array, None]:
+        return q, layer_kv

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpage.device import sampling
-from jaxpage.device.settings import draw_history, logit_edits, sampling_input
+from jaxpage.device.sampling.settings import draw_history, logit_edits, sampling_input
 from jaxpage.device.types import DrawInput, SamplingInput, StepOutput
 from tests.device.sampling_oracle import Settings, column
 

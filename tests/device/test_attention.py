@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpage.device.attention import make_attention
+from jaxpage.device.attention.reference import make_attention
 from jaxpage.device.types import LayerKV
 from jaxpage.errors import ConfigError
 from tests.device.attention_cases import TOLERANCES, Case, build, jitted, run, swapped, worst_error

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpage.device import rows, sampling
-from jaxpage.device.settings import sampling_input
+from jaxpage.device.sampling.settings import sampling_input
 
 ASKED = jnp.array([False, True, True, False, True])
 FORMS = (rows._loop_over, rows._all_at_once)

@@ -15,7 +15,7 @@ from jax import Array
 from jaxpage.device import step as steps
 from jaxpage.device.inputs import decode_input, prefill_input
 from jaxpage.device.kv_cache import init_cache
-from jaxpage.device.settings import sampling_input
+from jaxpage.device.sampling.settings import sampling_input
 from jaxpage.device.types import KVCache, Model, StepInput, StepShape, pack, unpack
 from tests.device.toy import CONFIG, Toy, init_params
 

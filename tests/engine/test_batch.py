@@ -10,14 +10,14 @@ import pytest
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.device.types import unpack
 from jaxpage.engine.batch import StepInputBuilder
-from jaxpage.engine.ladders import Ladders
+from jaxpage.engine.step_shapes import StepShapes
 from jaxpage.host.plan import Draw, PlannedRow, StepPlan
 from jaxpage.sampling_params import SamplingParams
 
 SIZE = 4
 CACHE = CacheConfig(num_blocks=100, block_size=SIZE)
 LIMITS = EngineConfig(max_num_seqs=8, max_prefill_rows=2, max_model_len=64)
-LADDERS = Ladders.of(LIMITS, CACHE)
+LADDERS = StepShapes.of(LIMITS, CACHE)
 
 
 def row(seq_id: int, start: int, num_tokens: int, *, source: int | None = None) -> PlannedRow:
@@ -75,7 +75,7 @@ def test_decode_rows_and_their_padding() -> None:
 @pytest.mark.parametrize("num_seqs", [1, 2, 4, 8, 64])
 def test_only_decode_has_as_many_rows_as_tokens(num_seqs: int, attention: str) -> None:
     config = EngineConfig(max_model_len=64, max_num_seqs=num_seqs, attention=attention)
-    ladders = Ladders.of(config, CACHE)
+    ladders = StepShapes.of(config, CACHE)
     decode = {ladders.decode(rows) for rows in range(1, num_seqs + 1)}
     groups = {shape for shape in ladders.all_shapes() if shape.num_groups}
     for shape in ladders.all_shapes():

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from jaxpage import native
-from jaxpage.device.attention import make_attention
+from jaxpage.device.attention.reference import make_attention
 from jaxpage.engine.options import Options
 from jaxpage.errors import ConfigError
 from jaxpage.models.registry import build_model

@@ -1,4 +1,4 @@
-"""Ladders fit counts, and cut steps that would mostly be padding."""
+"""StepShapes fit counts, and cut steps that would mostly be padding."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpage import native
-from jaxpage.device.attention import make_attention
+from jaxpage.device.attention.reference import make_attention
 from jaxpage.device.types import LayerKV
 from jaxpage.errors import ConfigError
 from tests.device import test_attention as contract

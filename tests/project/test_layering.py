@@ -55,12 +55,12 @@ ROOMS = {
     "jaxpage.device": Room(
         "jaxpage.device jaxpage.config jaxpage.terms jaxpage.errors", "jax numpy jaxtyping"
     ),
-    "jaxpage.device.attention": Room(
+    "jaxpage.device.attention.reference": Room(
         "jaxpage.device jaxpage.native jaxpage.config jaxpage.terms jaxpage.errors",
         "jax numpy jaxtyping",
     ),
-    "jaxpage.device.attention_native": Room("jaxpage.device jaxpage.native", "jax jaxtyping"),
-    "jaxpage.device.attention_pallas": Room("jaxpage.device pallas_kernels", "jax jaxtyping"),
+    "jaxpage.backends.native": Room("jaxpage.device jaxpage.native", "jax jaxtyping"),
+    "jaxpage.backends.pallas": Room("jaxpage.device pallas_kernels", "jax jaxtyping"),
     "jaxpage.models": Room(
         "jaxpage.models jaxpage.native jaxpage.config jaxpage.terms jaxpage.errors",
         "jax numpy flax jaxtyping",
@@ -297,7 +297,7 @@ def test_the_checker_wants_heavy_packages_inside_functions(
     [
         ("jaxpage.host.plan", "import math\nfrom jaxpage import config\nfrom . import buckets"),
         (
-            "jaxpage.device.attention_pallas",
+            "jaxpage.backends.pallas",
             "from jax import Array\nfrom pallas_kernels import paged",
         ),
         ("jaxpage.engine.batch", "from jaxpage.host.plan import Draw\nimport jaxpage.device.step"),

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxpage.device.attention_parts import (
+from jaxpage.config import AttentionSpec
+from jaxpage.device.attention.online_softmax import (
     EXACT,
     Softmax,
+    capped,
     chunk_blocks,
     first_seen,
     gather,
@@ -43,7 +45,7 @@ class _Tiles(NamedTuple):
 
 
 def attend_prefixes(
-    q: Float[Array, "B N H"], layer_kv: LayerKV, step: StepInput, *, sliding_window: int | None
+    q: Float[Array, "B N H"], layer_kv: LayerKV, step: StepInput, *, spec: AttentionSpec
 ) -> tuple[Int[Array, "B"], Softmax | None]:
     """(the position each row's own keys begin at, the softmax of those before) of a decode step.
 
@@ -63,15 +65,15 @@ def attend_prefixes(
         skipped = (index - tiles.ends[group] + tiles.counts[group]) * tile
         rows = lax.dynamic_slice(tiles.rows, (group, skipped), (1, tile))[0]
         position = step.context_lens.at[rows].get(mode="fill", fill_value=2**30) - 1
-        starts = first_seen(position, sliding_window)  # beyond the end for padding
+        starts = first_seen(position, spec.window)  # beyond the end for padding
         queries = q.at[rows].get(mode="fill", fill_value=0)
         queries = queries.reshape(tile, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
         table, end = tables[tiles.rows[group, 0]], step.prefix_lens[group]
-        part = _attend_tile(queries, layer_kv, table, starts, end, blocks=blocks)
-        top, total, acc = (jnp.moveaxis(leaf, 2, 0) for leaf in part)
+        part = _attend_tile(queries, layer_kv, table, starts, end, blocks=blocks, soft_cap=spec.soft_cap)
+        largest, total, acc = (jnp.moveaxis(leaf, 2, 0) for leaf in part)
         return Softmax(
-            state.top.at[rows].set(top, mode="drop"),
-            state.total.at[rows].set(total, mode="drop"),
+            state.max.at[rows].set(largest, mode="drop"),
+            state.sum.at[rows].set(total, mode="drop"),
             state.acc.at[rows].set(acc, mode="drop"),
         )
 
@@ -90,7 +92,14 @@ def _cut(group_rows: Array, prefix_lens: Array, num_rows: int, tile: int) -> _Ti
 
 
 def _attend_tile(
-    queries: Array, layer_kv: LayerKV, table: Array, starts: Array, end: Array, *, blocks: int
+    queries: Array,
+    layer_kv: LayerKV,
+    table: Array,
+    starts: Array,
+    end: Array,
+    *,
+    blocks: int,
+    soft_cap: float | None,
 ) -> Softmax:
     """Of queries [K, N / K, tile, H] that see tokens starts[i] .. end - 1 of the table [M]."""
     size = blocks * layer_kv.k.shape[1]
@@ -102,7 +111,7 @@ def _attend_tile(
         k, v = heads_first(*gather(layer_kv, ids, live), 1)  # [K, size, H]
         seen = live[None] & (key[None] >= starts[:, None])
         scores = jnp.einsum("kgth,ksh->kgts", queries, k, precision=EXACT)
-        return part.add(scores, seen[None, None], "kgts,ksh->kgth", v)
+        return part.add(capped(scores, soft_cap), seen[None, None], "kgts,ksh->kgth", v)
 
     part = Softmax.empty(*queries.shape, like=queries)
     return lax.fori_loop(starts.min() // size, (end + size - 1) // size, add_chunk, part)

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 from jax import Array
 
-from jaxpage.device.rows import replace_rows
-from jaxpage.device.types import LogitEdits
+from jaxpage.device.sampling.per_row import replace_rows
+from jaxpage.device.types import DrawInput, LogitEdits
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
 
 
 def edit_logits(
-    logits: Float[Array, "R V"], edits: LogitEdits, positions: Int[Array, "R"]
+    logits: Float[Array, "R V"], edits: LogitEdits, draw: DrawInput
 ) -> Float[Array, "R V"]:
-    """The logits after each draw's edits; `positions` are those of the tokens to be drawn."""
-    vocab_size = logits.shape[1]
+    """The logits after each draw's edits."""
+    vocab_size, positions = logits.shape[1], draw.positions
     asked = (
         (edits.bias_ids < vocab_size).any(-1)
         | (~edits.allowed).any(-1)

@@ -13,16 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from jaxpage.device.attention_parts import (
+from jaxpage.config import AttentionSpec
+from jaxpage.device.attention.online_softmax import (
     EXACT,
     Softmax,
+    capped,
     chunk_blocks,
     first_seen,
     gather,
     heads_first,
     whole_chunks,
 )
-from jaxpage.device.attention_shared import attend_prefixes
+from jaxpage.device.attention.shared_prefix import attend_prefixes
 from jaxpage.device.types import LayerKV, StepInput
 from jaxpage.device.varying import vary_alike
 
@@ -47,28 +49,26 @@ def attend_xla(
     q: Float[Array, "T N H"],
     layer_kv: LayerKV,
     step: StepInput,
-    *,
-    scale: float,
-    sliding_window: int | None = None,
+    spec: AttentionSpec,
 ) -> Float[Array, "T N H"]:
-    """What `attend_reference` computes, for decode (T == B) or packed rows of any length."""
+    """What `attend_reference` computes, for rows of one token or packed rows of any length."""
     q, layer_kv, step = vary_alike((q, layer_kv, step))
-    scaled = q.astype(jnp.float32) * scale
-    if q.shape[0] != step.block_tables.shape[0]:
-        out = _attend_tiles(scaled, layer_kv, step, sliding_window)
+    scaled = q.astype(jnp.float32) * spec.scale
+    if not step.is_decode:
+        out = _attend_tiles(scaled, layer_kv, step, spec)
     else:
         out = lax.platform_dependent(
             scaled,
             layer_kv,
             step,
-            cpu=partial(decode_by_row, sliding_window=sliding_window),
-            default=partial(decode_batch, sliding_window=sliding_window),
+            cpu=partial(decode_by_row, spec=spec),
+            default=partial(decode_batch, spec=spec),
         )
     return out.astype(q.dtype)
 
 
 def decode_by_row(
-    q: Float[Array, "B N H"], layer_kv: LayerKV, step: StepInput, *, sliding_window: int | None
+    q: Float[Array, "B N H"], layer_kv: LayerKV, step: StepInput, *, spec: AttentionSpec
 ) -> Float[Array, "B N H"]:
     """One row at a time: a CPU keeps its chunk in cache, and no row waits for a longer one.
 
@@ -81,15 +81,15 @@ def decode_by_row(
     tables = whole_chunks(step.block_tables, blocks)
     merged = _merged_heads(num_kv_heads, num_heads // num_kv_heads)
     queries = _merge_queries(q, num_kv_heads, merged)  # [B, K / merged, heads, merged * H]
-    begin, shared = attend_prefixes(q, layer_kv, step, sliding_window=sliding_window)
+    begin, shared = attend_prefixes(q, layer_kv, step, spec=spec)
     if shared is not None:
         acc = _merge_queries(shared.acc.reshape(q.shape), num_kv_heads, merged)
-        top, total = (part.reshape(acc.shape[:-1]) for part in (shared.top, shared.total))
-        shared = Softmax(top, total, acc)
+        largest, total = (part.reshape(acc.shape[:-1]) for part in (shared.max, shared.sum))
+        shared = Softmax(largest, total, acc)
 
     def add_row(row: Array | int, out: Array) -> Array:
         end = step.context_lens[row]
-        start = jnp.maximum(first_seen(end - 1, sliding_window), begin[row])
+        start = jnp.maximum(first_seen(end - 1, spec.window), begin[row])
 
         def add_chunk(chunk: Array | int, state: Softmax) -> Softmax:
             ids = lax.dynamic_slice(tables, (row, chunk * blocks), (1, blocks))[0]
@@ -97,7 +97,7 @@ def decode_by_row(
             live = (key < end) & (key >= start)
             k, v = heads_first(*gather(layer_kv, ids, live), merged)
             scores = jnp.einsum("mnx,msx->mns", queries[row], k, precision=EXACT)
-            return state.add(scores, live[None, None], "mns,msx->mnx", v)
+            return state.add(capped(scores, spec.soft_cap), live[None, None], "mns,msx->mnx", v)
 
         last = (end + size - 1) // size
         state = Softmax.empty(*queries.shape[1:], like=q) if shared is None else shared.at(row)
@@ -111,7 +111,7 @@ def decode_by_row(
 
 
 def decode_batch(
-    q: Float[Array, "B N H"], layer_kv: LayerKV, step: StepInput, *, sliding_window: int | None
+    q: Float[Array, "B N H"], layer_kv: LayerKV, step: StepInput, *, spec: AttentionSpec
 ) -> Float[Array, "B N H"]:
     """All rows at once, to the longest row's end. `q` is float32 and scaled."""
     num_rows, _, head_dim = q.shape
@@ -121,8 +121,8 @@ def decode_batch(
     size = blocks * block_size
     tables = whole_chunks(step.block_tables, blocks)
     ends = step.context_lens
-    begin, shared = attend_prefixes(q, layer_kv, step, sliding_window=sliding_window)
-    starts = jnp.maximum(first_seen(ends - 1, sliding_window), begin)
+    begin, shared = attend_prefixes(q, layer_kv, step, spec=spec)
+    starts = jnp.maximum(first_seen(ends - 1, spec.window), begin)
     queries = q.reshape(num_rows, num_kv_heads, -1, head_dim)
 
     def add_chunk(chunk: Array | int, state: Softmax) -> Softmax:
@@ -131,7 +131,7 @@ def decode_batch(
         live = (key[None] < ends[:, None]) & (key[None] >= starts[:, None])
         k, v = gather(layer_kv, ids, live)  # [B, size, K, H]
         scores = jnp.einsum("bkgh,bskh->bkgs", queries, k, precision=EXACT)
-        return state.add(scores, live[:, None, None], "bkgs,bskh->bkgh", v)
+        return state.add(capped(scores, spec.soft_cap), live[:, None, None], "bkgs,bskh->bkgh", v)
 
     first = jnp.min(jnp.where(ends > 0, starts, width * block_size)) // size
     last = (jnp.max(ends) + size - 1) // size
@@ -140,7 +140,7 @@ def decode_batch(
 
 
 def _attend_tiles(
-    q: Array, layer_kv: LayerKV, step: StepInput, sliding_window: int | None
+    q: Array, layer_kv: LayerKV, step: StepInput, spec: AttentionSpec
 ) -> Array:
     """Tiles of up to TILE_TOKENS queries of one row against chunks of that row's keys."""
     num_tokens, num_heads, head_dim = q.shape
@@ -161,7 +161,7 @@ def _attend_tiles(
         count = jnp.minimum(num_queries[row] - skipped, tile)
         first_query = step.context_lens[row] - num_queries[row] + skipped
         end = first_query + count
-        start = first_seen(first_query, sliding_window)
+        start = first_seen(first_query, spec.window)
         position = first_query + jnp.arange(tile, dtype=jnp.int32)  # of the queries
         queries = lax.dynamic_slice(padded, (begin, FIRST, FIRST), (tile, num_heads, head_dim))
         queries = queries.reshape(tile, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
@@ -172,10 +172,10 @@ def _attend_tiles(
             live = (key < end) & (key >= start)
             k, v = heads_first(*gather(layer_kv, ids, live), 1)  # [K, size, H]
             seen = (key[None] <= position[:, None]) & live[None]
-            if sliding_window is not None:
-                seen &= key[None] > position[:, None] - sliding_window
+            if spec.window is not None:
+                seen &= key[None] > position[:, None] - spec.window
             scores = jnp.einsum("kgth,ksh->kgts", queries, k, precision=EXACT)
-            return state.add(scores, seen[None, None], "kgts,ksh->kgth", v)
+            return state.add(capped(scores, spec.soft_cap), seen[None, None], "kgts,ksh->kgth", v)
 
         last = (end + size - 1) // size
         state = lax.fori_loop(start // size, last, add_chunk, Softmax.empty(*queries.shape, like=q))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-import jax
 import numpy as np
 
+from jaxpage.device.placement import put
 from jaxpage.device.types import History, LogitEdits, SamplingInput
 from jaxpage.errors import ConfigError
 
@@ -42,7 +42,7 @@ def sampling_input(
     if any(not 0 <= value < 2**64 for value in seeds):
         raise ConfigError(f"got seeds {seeds}, wanted whole numbers from 0 to 2**64 - 1")
     words = np.array([divmod(value, 2**32) for value in seeds], np.uint32)
-    return jax.device_put(
+    return put(
         SamplingInput(
             temperature=_each("temperature", temperature, num_draws, np.float32),
             top_k=_each("top_k", top_k, num_draws, np.int32),
@@ -51,8 +51,7 @@ def sampling_input(
             seed_words=_each("seed", words, num_draws, np.uint32),
             sample_index=_each("sample_index", sample_index, num_draws, np.int32),
             processed_logprobs=_each("processed_logprobs", processed_logprobs, num_draws, np.bool_),
-            edits=edits,
-            history=history,
+            states=(edits, history),
         )
     )
 

@@ -24,7 +24,7 @@ def draw_key(
     return jax.random.fold_in(jax.random.fold_in(key, sample_index), position)
 
 
-def draw_index(key: Array, weights: Float[Array, "blocks width"]) -> Int[Array, ""]:
+def sample_categorical(key: Array, weights: Float[Array, "blocks width"]) -> Int[Array, ""]:
     """A flat index with probability proportional to its weight; never one of weight 0.
 
     Two uniforms, for the block and inside it: a vocabulary-long cumulative sum would cost more

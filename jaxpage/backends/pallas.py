@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from jax import Array
 
+from jaxpage.backends.xla import Xla
+from jaxpage.config import AttentionSpec
+from jaxpage.device.attention.store import store_then_attend
+from jaxpage.device.attention.xla import attend_xla
 from jaxpage.device.types import LayerKV, StepInput
 from pallas_kernels.decode import paged_decode_attention
 from pallas_kernels.prefill import paged_prefill_attention
 from pallas_kernels.shared_prefix import shared_prefix_decode_attention
 
-if TYPE_CHECKING:
-    from jaxtyping import Float
+
+@dataclass(frozen=True)
+class Pallas(Xla):
+    """XLA's operations around the kernels, which know no soft cap: such a layer is XLA's."""
+
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        layer_kv: LayerKV,
+        step: StepInput,
+        spec: AttentionSpec,
+    ) -> tuple[Array, LayerKV]:
+        attend = attend_pallas if spec.soft_cap is None else attend_xla
+        return store_then_attend(attend, q, k, v, layer_kv, step, spec)
 
 
-def attend_pallas(
-    q: Float[Array, "T N H"],
-    layer_kv: LayerKV,
-    step: StepInput,
-    *,
-    scale: float,
-    sliding_window: int | None = None,
-) -> Float[Array, "T N H"]:
+def attend_pallas(q: Array, layer_kv: LayerKV, step: StepInput, spec: AttentionSpec) -> Array:
     """What `attend_reference` computes; leading blocks that rows share are read once."""
     pool = (layer_kv.k, layer_kv.v, step.block_tables, step.context_lens)
     groups = (step.group_rows, step.prefix_lens)
@@ -33,6 +44,6 @@ def attend_pallas(
         attend = partial(paged_decode_attention, q, *pool)
     else:
         attend = partial(shared_prefix_decode_attention, q, *pool, *groups)
-    out = attend(scale=scale, sliding_window=sliding_window)
+    out = attend(scale=spec.scale, sliding_window=spec.window)
     assert isinstance(out, Array), type(out)  # no log-sum-exp was asked for
     return out

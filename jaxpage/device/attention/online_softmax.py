@@ -21,41 +21,46 @@ EXACT = lax.Precision.HIGHEST
 
 
 class Softmax(NamedTuple):
-    """An online softmax: top and total [...], acc [..., H]."""
+    """An online softmax: max and sum [...], acc [..., H]."""
 
-    top: Array
-    total: Array
+    max: Array
+    sum: Array
     acc: Array
 
     @classmethod
     def empty(cls, *shape: int, like: Array) -> Softmax:
         """Of nothing, for an `acc` of this shape, that varies over the mesh axes of `like`.
 
-        Its top lies so far above MASKED that masked keys weigh nothing before any seen one.
+        Its max lies so far above MASKED that masked keys weigh nothing before any seen one.
         """
         zeros = jnp.zeros(shape, jnp.float32)
-        tops = jnp.full(shape[:-1], MASKED / 2, jnp.float32)
-        return vary_alike(cls(tops, zeros[..., 0], zeros), like)
+        lowest = jnp.full(shape[:-1], MASKED / 2, jnp.float32)
+        return vary_alike(cls(lowest, zeros[..., 0], zeros), like)
 
     def at(self, row: Array | int) -> Softmax:
         """That of one row."""
-        return Softmax(self.top[row], self.total[row], self.acc[row])
+        return Softmax(self.max[row], self.sum[row], self.acc[row])
 
     def add(self, scores: Array, seen: Array, weigh: str, values: Array) -> Softmax:
         """With more scores [..., keys], those `seen`; `weigh` is the einsum of weights and V."""
         scores = jnp.where(seen, scores, MASKED)
-        top = jnp.maximum(self.top, scores.max(-1))
-        weights = jnp.exp(scores - top[..., None])
-        fade = jnp.exp(self.top - top)
+        largest = jnp.maximum(self.max, scores.max(-1))
+        weights = jnp.exp(scores - largest[..., None])
+        rescale = jnp.exp(self.max - largest)
         return Softmax(
-            top,
-            self.total * fade + weights.sum(-1),
-            self.acc * fade[..., None] + jnp.einsum(weigh, weights, values, precision=EXACT),
+            largest,
+            self.sum * rescale + weights.sum(-1),
+            self.acc * rescale[..., None] + jnp.einsum(weigh, weights, values, precision=EXACT),
         )
 
     def result(self) -> Array:
-        """acc over total; 0 where nothing was seen."""
-        return self.acc / jnp.maximum(self.total, jnp.finfo(jnp.float32).tiny)[..., None]
+        """acc over sum; 0 where nothing was seen."""
+        return self.acc / jnp.maximum(self.sum, jnp.finfo(jnp.float32).tiny)[..., None]
+
+
+def capped(scores: Array, soft_cap: float | None) -> Array:
+    """Scores held within +-soft_cap."""
+    return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
 
 
 def chunk_blocks(tokens: int, block_size: int, table_width: int) -> int:
@@ -68,15 +73,15 @@ def whole_chunks(tables: Array, blocks: int) -> Array:
     return jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % blocks)))
 
 
-def first_seen(position: Array, sliding_window: int | None) -> Array:
+def first_seen(position: Array, window: int | None) -> Array:
     """The first position that a query at `position` sees."""
-    if sliding_window is None:
+    if window is None:
         return jnp.zeros_like(position)
-    return jnp.maximum(position - sliding_window + 1, 0)
+    return jnp.maximum(position - window + 1, 0)
 
 
 def gather(layer_kv: LayerKV, ids: Array, live: Array) -> tuple[Array, Array]:
-    """K and V of blocks `ids` [..., blocks] as float32 [..., tokens, K, H].
+    """K and V of blocks `ids` [..., blocks] as float32 [..., tokens, K, H]; live is [..., tokens].
 
     V is 0 where not live: a weight of 0 times a stale NaN would be NaN. K may hold anything
     there, since such scores are replaced, not multiplied.

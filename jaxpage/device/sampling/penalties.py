@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 from jax import Array
 
-from jaxpage.device.rows import replace_rows
-from jaxpage.device.types import History
+from jaxpage.device.sampling.per_row import replace_rows
+from jaxpage.device.types import DrawInput, History
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
 
 
 def penalise(
-    logits: Float[Array, "R V"], history: History, last_token_ids: Int[Array, "R"]
+    logits: Float[Array, "R V"], history: History, draw: DrawInput
 ) -> Float[Array, "R V"]:
-    """The logits after bad words and penalties; `last_token_ids` end each draw's history."""
+    """The logits after bad words and penalties; each draw's history ends with `draw.token_ids`."""
     asked = (
         (history.presence != 0)
         | (history.frequency != 0)
         | (history.repetition != 1)
         | (history.bad_word_lens > 0).any(-1)
     )
-    return replace_rows(asked, _penalise_row, logits, logits, history, last_token_ids)
+    return replace_rows(asked, _penalise_row, logits, logits, history, draw.token_ids)
 
 
 def _penalise_row(row: Array, history: History, last_token: Array) -> Array:

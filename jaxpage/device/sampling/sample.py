@@ -1,7 +1,8 @@
 """From logits to tokens: each draw with its own settings, and its result its own affair.
 
-    logits -> edits -> bad words, penalties -> greedy: argmax
-                                            -> others: temperature, min-p, top-k, top-p, one draw
+    logits -> stages: edits; bad words and penalties -> greedy: argmax
+                                                     -> others: temperature, min-p, top-k, top-p,
+                                                        one draw
 
 Settings are arrays. What makes another program is: edits None or not, history None or of one of
 two widths, num_top 0 or not: at most 2 x 3 x 2 a row count. Work that no draw asks for is not
@@ -13,17 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from jaxpage.device.logit_edits import edit_logits
-from jaxpage.device.penalties import penalise
-from jaxpage.device.random_draw import draw_index, draw_key
-from jaxpage.device.rows import each_row, replace_rows
-from jaxpage.device.truncation import truncate
+from jaxpage.device.sampling.logit_edits import edit_logits
+from jaxpage.device.sampling.penalties import penalise
+from jaxpage.device.sampling.random_draw import sample_categorical, draw_key
+from jaxpage.device.sampling.per_row import each_row, replace_rows
+from jaxpage.device.sampling.truncation import truncate
 from jaxpage.device.types import DrawInput, SamplingInput, StepOutput
 from jaxpage.terms import own_constants
 
@@ -35,7 +36,11 @@ MIN_TEMPERATURE = 1e-5
 BLOCK_IDS = 256
 
 
-Summarise = Callable[[Array], tuple[Array, Array]]
+Apply = Callable[[Array, Any, DrawInput], Array]
+"""A stage of the sampler: logits [R, V] and its state, as packed for these draws, to logits."""
+STAGES: tuple[Apply, ...] = (edit_logits, penalise)
+"""In order; `SamplingInput.states` has one entry each, None where no draw asks for the stage."""
+ArgmaxLogsumexp = Callable[[Array], tuple[Array, Array]]
 """Of rows [R, V]: (int32 [R] index of the first largest, float32 [R] log of the sum of exp)."""
 
 
@@ -49,8 +54,8 @@ class Drawn(NamedTuple):
 
 
 @own_constants()
-def summarise(logits: Float[Array, "R V"]) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
-    """What every draw reads of all its logits, in plain XLA; see `Summarise`."""
+def argmax_logsumexp(logits: Float[Array, "R V"]) -> tuple[Int[Array, "R"], Float[Array, "R"]]:
+    """What every draw reads of all its logits, in plain XLA; see `ArgmaxLogsumexp`."""
     return _first_largest(logits), each_row(jax.nn.logsumexp, logits)
 
 
@@ -62,7 +67,8 @@ def sample(
     *,
     num_top: int = 0,
     num_token_ids: int | None = None,
-    summarise: Summarise = summarise,
+    stages: tuple[Apply, ...] = STAGES,
+    argmax_logsumexp: ArgmaxLogsumexp = argmax_logsumexp,
 ) -> StepOutput:
     """One token of each row of float32 logits, with log-probabilities.
 
@@ -72,14 +78,13 @@ def sample(
     """
     logits = logits[:, :num_token_ids]
     edited = logits
-    if sampling.edits is not None:
-        edited = edit_logits(edited, sampling.edits, draw.positions)
-    if sampling.history is not None:
-        edited = penalise(edited, sampling.history, draw.token_ids)
+    for apply, state in zip(stages, sampling.states, strict=bool(sampling.states)):
+        if state is not None:
+            edited = apply(edited, state, draw)
 
-    largest, normaliser = summarise(logits)
+    largest, normaliser = argmax_logsumexp(logits)
     if edited is not logits:
-        largest, _ = summarise(edited)  # whose sum a kernel computes for nothing
+        largest, _ = argmax_logsumexp(edited)  # whose sum a kernel computes for nothing
     top_logits, top_ids = lax.top_k(logits, min(num_top, logits.shape[1]))
     greedy = Drawn(
         token_ids=largest,
@@ -89,7 +94,7 @@ def sample(
     )
     is_processed = sampling.processed_logprobs
     asked = (sampling.temperature >= MIN_TEMPERATURE) | is_processed
-    settings = replace(sampling, edits=None, history=None)
+    settings = replace(sampling, states=())
     drawn = replace_rows(asked, _draw_row, greedy, edited, greedy, settings, draw.positions)
     chosen = jnp.take_along_axis(logits, drawn.token_ids[:, None], axis=1)[:, 0]
     raw_logprobs = chosen - normaliser
@@ -136,7 +141,7 @@ def _draw_row(logits: Array, greedy: Drawn, sampling: SamplingInput, position: A
     total = weights.sum()
     is_hopeless = ~(total > 0)  # all forbidden, or NaN
     key = draw_key(sampling.seed_words, sampling.sample_index, position)
-    token_id = draw_index(key, weights)
+    token_id = sample_categorical(key, weights)
     token_id = jnp.where(is_greedy | is_hopeless, greedy.token_ids, token_id)
     logprobs = scores.reshape(-1)[: logits.size] - jnp.log(jnp.where(total == 0, 1, total))
     top_logprobs, top_ids = lax.top_k(logprobs, greedy.top_ids.size)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpage.config import EngineConfig
-from jaxpage.engine.sampling_batch import (
+from jaxpage.engine.sampling_inputs import (
     MAX_STOP_IDS,
     SHORT_HISTORY_TOKENS,
     SamplingBuilder,

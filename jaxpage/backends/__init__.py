@@ -1,0 +1,50 @@
+"""What varies by machine: one file, one backend. Nothing else in the package names one.
+
+    xla         plain XLA: runs everywhere
+    reference   the same around a plain, differentiable attention
+    native      C++ kernels for CPUs
+    pallas      attention kernels for NVIDIA GPUs, interpreted elsewhere
+"""
+
+from __future__ import annotations
+
+from jaxpage.backends.native import Native
+from jaxpage.backends.pallas import Pallas
+from jaxpage.backends.reference import Reference
+from jaxpage.backends.xla import Xla
+from jaxpage.device.ops import Backend
+from jaxpage.errors import ConfigError
+from jaxpage.native import MISSING, is_built
+
+BACKENDS: dict[str, type[Xla]] = {
+    "xla": Xla,
+    "native": Native,
+    "reference": Reference,
+    "pallas": Pallas,
+}
+"""By the name that options know. Add a row to add a backend, or pass one of your own."""
+
+PLAIN: Backend = Xla()
+"""The one that runs everywhere."""
+
+def as_backend(given: str | Backend, *, shares_prefixes: bool = True) -> Backend:
+    """The backend of that name; one of the caller's own as it is.
+
+    Raises ConfigError for another name, and for kernels that were not built.
+    """
+    if not isinstance(given, str):
+        return given
+    if given not in BACKENDS:
+        raise ConfigError(f"got attention={given!r}, wanted one of {sorted(BACKENDS)}")
+    if given == "native" and not is_built():
+        raise ConfigError(f"got attention='native', wanted 'xla' or 'reference': {MISSING}")
+    return BACKENDS[given](shares_prefixes=shares_prefixes)
+
+
+def default_backend(platform: str) -> tuple[str, str]:
+    """(the fastest backend for a platform as JAX names it, what keeps a better one away or "")."""
+    if platform == "gpu":
+        return "pallas", ""
+    if platform == "cpu":
+        return ("native", "") if is_built() else ("xla", MISSING)
+    return "xla", ""

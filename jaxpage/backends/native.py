@@ -1,0 +1,83 @@
+"""The native CPU kernels: faster on a CPU, where they are built; not differentiable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax import Array
+
+from jaxpage import native
+from jaxpage.backends.xla import Xla, add_bias
+from jaxpage.config import AttentionSpec
+from jaxpage.device.types import LayerKV, StepInput
+from jaxpage.weights import Quantized, Weight
+
+
+@dataclass(frozen=True)
+class Native(Xla):
+    """Kernels for what they read; float16, quantised weights and soft caps are XLA's."""
+
+    @property
+    def reads_groups(self) -> bool:
+        """The kernel finds leading blocks that rows share in their tables."""
+        return False
+
+    @property
+    def pays_for_padding(self) -> bool:
+        """The products take longer with every row, and their programs compile in a second."""
+        return True
+
+    def linear(
+        self, x: Array, w: Weight, bias: Array | None = None, *, dtype: jnp.dtype | None = None
+    ) -> Array:
+        """A row's result is the same to the bit for any number of rows up to `native.FEW_ROWS`, and
+        among larger ones."""
+        if isinstance(w, Quantized) or w.dtype == jnp.float16:
+            return super().linear(x, w, bias, dtype=dtype)
+        y = native.product(x, w.reshape(-1, w.shape[-1])).astype(dtype or x.dtype)
+        return add_bias(y, bias)
+
+    def rms_norm(self, x: Array, scale: Array, *, eps: float) -> Array:
+        return native.norm(x, scale, eps=eps).astype(x.dtype)
+
+    def swiglu(self, x: Array) -> Array:
+        """In float32 inside."""
+        return native.gate(x).astype(x.dtype)
+
+    def rope_qkv(self, qkv: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
+        """XLA would compute the cosines again in every layer."""
+        q, k, v = (each.astype(qkv.dtype) for each in native.rotate(qkv, cos, sin))
+        return q, k, v
+
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        layer_kv: LayerKV,
+        step: StepInput,
+        spec: AttentionSpec,
+    ) -> tuple[Array, LayerKV]:
+        """A token's result is the same to the bit in any batch and however its row was cut into
+        steps. Mixed steps are taken whole."""
+        if spec.soft_cap is not None or layer_kv.k.dtype == jnp.float16:
+            return super().attention(q, k, v, layer_kv, step, spec)
+        out, k_pool, v_pool = native.paged_attention(
+            q,
+            k,
+            v,
+            layer_kv.k,
+            layer_kv.v,
+            slots=step.slots,
+            block_tables=step.block_tables,
+            context_lens=step.context_lens,
+            query_starts=step.query_starts,
+            scale=spec.scale,
+            sliding_window=spec.window,
+            shares_prefixes=self.shares_prefixes,
+        )
+        return out.astype(q.dtype), LayerKV(k=k_pool, v=v_pool, scales=layer_kv.scales)
+
+    def argmax_logsumexp(self, logits: Array) -> tuple[Array, Array]:
+        return native.summarise(logits)

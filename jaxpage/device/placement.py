@@ -1,0 +1,107 @@
+"""Where arrays live: the one owner of transfers to devices, and of what lowering is told of them.
+
+One device, or a mesh over whose axes parameters and pool are cut by rules; everything else is
+whole on every device of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from jaxpage.errors import ConfigError
+from jaxpage.terms import Device, default_device, engine_terms
+
+Rules = tuple[tuple[str, PartitionSpec], ...]
+"""(regular expression, spec): the first that is found in a parameter's path, "a/b/c", counts."""
+
+
+def put(tree: Any) -> Any:
+    """The tree's arrays on JAX's default device, in one transfer; those that lie there stay."""
+    return jax.device_put(tree)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One device; or a mesh, how parameters are cut over it, and how the pool's arrays are.
+
+    `rules` must have one for every parameter; `pool` is the spec of the pool's [P, S, K, H]. Raises
+    ConfigError for rules without a mesh.
+    """
+
+    device: Device | None = None
+    mesh: Mesh | None = None
+    rules: Rules = ()
+    pool: PartitionSpec = PartitionSpec()
+
+    def __post_init__(self) -> None:
+        if self.mesh is None and (self.rules or self.pool != PartitionSpec()):
+            raise ConfigError("got rules and no mesh, wanted both; give the mesh they are for")
+        if self.mesh is None and self.device is None:
+            object.__setattr__(self, "device", default_device())
+
+    @property
+    def first_device(self) -> Device:
+        """The device, or the first of the mesh."""
+        return self.device if self.mesh is None else self.mesh.devices.flat[0]
+
+    def terms(self) -> AbstractContextManager[None]:
+        """What programs for it are traced under."""
+        return engine_terms(self.first_device)
+
+    def put(self, tree: Any) -> Any:
+        """The host's arrays, whole on every device, in one transfer."""
+        return jax.device_put(tree, self.device if self.mesh is None else self._whole)
+
+    def put_params(self, tree: Any) -> Any:
+        """Parameters as the rules cut them; those that lie so already stay."""
+        if self.mesh is None:
+            return jax.device_put(tree, self._whole)
+        return jax.tree.map_with_path(
+            lambda path, leaf: jax.device_put(leaf, self._sharding(self._rule(path))), tree
+        )
+
+    def put_pool(self, make: Callable[[], Any]) -> Any:
+        """A pool that `make` returns the zeros of; on a mesh each device makes its own part."""
+        if self.mesh is None:
+            with self.terms():
+                return self.put(make())
+        return jax.jit(make, out_shardings=self._sharding(self.pool))()
+
+    def shapes(self, tree: Any) -> Any:
+        """What lowering reads of a tree of arrays: shapes, dtypes, and on a mesh their cut."""
+        return jax.tree.map(self._shape, tree)
+
+    def shape(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        """What lowering reads of one of the host's arrays."""
+        sharding = None if self.mesh is None else self._whole
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    def _shape(self, leaf: Any) -> jax.ShapeDtypeStruct:
+        sharding = None if self.mesh is None else getattr(leaf, "sharding", None) or self._whole
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+
+    @property
+    def _whole(self) -> Sharding:
+        if self.mesh is None:
+            return SingleDeviceSharding(self.device)
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    def _sharding(self, spec: PartitionSpec) -> Sharding:
+        assert self.mesh is not None, "rules are for a mesh"
+        return NamedSharding(self.mesh, spec)
+
+    def _rule(self, path: tuple[Any, ...]) -> PartitionSpec:
+        name = "/".join(str(getattr(entry, "key", getattr(entry, "name", entry))) for entry in path)
+        for pattern, spec in self.rules:
+            if re.search(pattern, name):
+                return spec
+        raise ConfigError(
+            f"got no rule for the parameter {name!r}, wanted one for each; add a rule for it"
+        )
