@@ -48,7 +48,9 @@ def forward(
     """
     backend = _backend(attention)
     hidden, cache = hidden_of(model, params, cache, step, backend=backend, adapters=adapters)
-    return cache, model.apply({"params": params}, hidden[step.logit_index], backend, method="logits")
+    return cache, model.apply(
+        {"params": params}, hidden[step.logit_index], backend, method="logits"
+    )
 
 
 @own_constants()

@@ -1,9 +1,9 @@
 """What varies by machine: one file, one backend. Nothing else in the package names one.
 
-    xla         plain XLA: runs everywhere
-    reference   the same around a plain, differentiable attention
-    native      C++ kernels for CPUs
-    pallas      attention kernels for NVIDIA GPUs, interpreted elsewhere
+xla         plain XLA: runs everywhere
+reference   the same around a plain, differentiable attention
+native      C++ kernels for CPUs
+pallas      attention kernels for NVIDIA GPUs, interpreted elsewhere
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ BACKENDS: dict[str, type[Xla]] = {
 
 PLAIN: Backend = Xla()
 """The one that runs everywhere."""
+
 
 def as_backend(given: str | Backend, *, shares_prefixes: bool = True) -> Backend:
     """The backend of that name; one of the caller's own as it is.

@@ -133,7 +133,9 @@ def prompt_logprobs(
 
     def score(part: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         hidden, targets = part
-        logits = model.apply({"params": params}, hidden, backend, method="logits")[:, :num_token_ids]
+        logits = model.apply({"params": params}, hidden, backend, method="logits")[
+            :, :num_token_ids
+        ]
         logprobs = jax.nn.log_softmax(logits)
         best, ids = lax.top_k(logprobs, min(num_top, logprobs.shape[1]))
         return jnp.take_along_axis(logprobs, targets[:, None], axis=1)[:, 0], ids, best

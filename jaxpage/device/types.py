@@ -28,6 +28,7 @@ from jax.tree_util import register_dataclass
 
 from jaxpage.weights import Leaf
 
+
 @register_dataclass
 @dataclass(frozen=True)
 class LayerKV:

@@ -50,7 +50,8 @@ def abstract_params(config: ModelConfig) -> dict[str, Any]:
     """
     model = build_model(replace(config, num_layers=1))
     shapes = StepShape(1, 1, 1, 1, num_single=0).fields()
-    step = StepInput(**{name: jax.ShapeDtypeStruct(s, jnp.int32) for name, s in shapes.items()})
+    fields: dict[str, Any] = {name: jax.ShapeDtypeStruct(s, jnp.int32) for name, s in shapes.items()}
+    step = StepInput(**fields)
 
     def init(step: StepInput) -> Any:
         ops = _NoAttention.of(step, PLAIN)
@@ -92,6 +93,6 @@ class _NoAttention(Ops):
     """Operations to trace a model with that has no pool."""
 
     def attention(
-        self, q: Array, k: Array, v: Array, layer_kv: None, spec: AttentionSpec
-    ) -> tuple[Array, None]:
+        self, q: Array, k: Array, v: Array, layer_kv: Any, spec: AttentionSpec
+    ) -> tuple[Array, Any]:
         return q, layer_kv

@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxpage.device.sampling.settings import draw_history, greedy_sampling, logit_edits, sampling_input
+from jaxpage.device.sampling.settings import (
+    draw_history,
+    greedy_sampling,
+    logit_edits,
+    sampling_input,
+)
 from jaxpage.errors import ConfigError
 
 

@@ -52,21 +52,29 @@ ROOMS = {
     ),
     "jaxpage.host": Room(f"jaxpage.host {HOST}"),
     "jaxpage.native": Room("jaxpage.native jaxpage.errors", "jax numpy"),
+    "jaxpage.weights": Room("", "jax"),
     "jaxpage.device": Room(
-        "jaxpage.device jaxpage.config jaxpage.terms jaxpage.errors", "jax numpy jaxtyping"
-    ),
-    "jaxpage.device.attention.reference": Room(
-        "jaxpage.device jaxpage.native jaxpage.config jaxpage.terms jaxpage.errors",
+        "jaxpage.device jaxpage.weights jaxpage.config jaxpage.terms jaxpage.errors",
         "jax numpy jaxtyping",
     ),
-    "jaxpage.backends.native": Room("jaxpage.device jaxpage.native", "jax jaxtyping"),
-    "jaxpage.backends.pallas": Room("jaxpage.device pallas_kernels", "jax jaxtyping"),
+    "jaxpage.backends": Room(
+        "jaxpage.backends jaxpage.device jaxpage.native jaxpage.weights jaxpage.config "
+        "jaxpage.errors",
+        "jax flax",
+    ),
+    "jaxpage.backends.pallas": Room(
+        "jaxpage.backends jaxpage.device jaxpage.config pallas_kernels", "jax"
+    ),
     "jaxpage.models": Room(
-        "jaxpage.models jaxpage.native jaxpage.config jaxpage.terms jaxpage.errors",
+        "jaxpage.models jaxpage.backends jaxpage.device.ops jaxpage.device.types jaxpage.weights "
+        "jaxpage.config jaxpage.terms jaxpage.errors",
         "jax numpy flax jaxtyping",
     ),
+    "jaxpage.functional": Room(
+        "jaxpage.backends jaxpage.device jaxpage.config jaxpage.terms", "jax jaxtyping"
+    ),
     "jaxpage.engine": Room(
-        "jaxpage.engine jaxpage.host jaxpage.device jaxpage.models jaxpage.native "
+        "jaxpage.engine jaxpage.host jaxpage.device jaxpage.backends jaxpage.models "
         f"jaxpage.checkpoint jaxpage.later jaxpage.memory jaxpage.terms jaxpage.numbers {HOST} "
         f"{TEXT}",
         "jax numpy tqdm",
@@ -253,7 +261,7 @@ def test_every_module_keeps_to_its_room() -> None:
         ("jaxpage.device.step", "import jaxpage.tokenizer", "imports jaxpage.tokenizer"),
         ("jaxpage.device.step", "import pallas_kernels", "imports pallas_kernels"),
         ("jaxpage.device.step", "from jaxpage.models import llama", "imports jaxpage.models"),
-        ("jaxpage.models.llama", "from jaxpage.device.types import StepInput", "jaxpage.device"),
+        ("jaxpage.models.llama", "from jaxpage.device.step import draw", "jaxpage.device"),
         ("jaxpage.models.llama", "import jaxpage.engine", "imports jaxpage.engine"),
         ("jaxpage.checkpoint", "from jaxpage.engine import LLM", "imports jaxpage.engine"),
         ("jaxpage.checkpoint", "import torch", "imports torch"),

@@ -69,7 +69,9 @@ def attend_prefixes(
         queries = q.at[rows].get(mode="fill", fill_value=0)
         queries = queries.reshape(tile, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
         table, end = tables[tiles.rows[group, 0]], step.prefix_lens[group]
-        part = _attend_tile(queries, layer_kv, table, starts, end, blocks=blocks, soft_cap=spec.soft_cap)
+        part = _attend_tile(
+            queries, layer_kv, table, starts, end, blocks=blocks, soft_cap=spec.soft_cap
+        )
         largest, total, acc = (jnp.moveaxis(leaf, 2, 0) for leaf in part)
         return Softmax(
             state.max.at[rows].set(largest, mode="drop"),

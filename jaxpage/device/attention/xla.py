@@ -139,9 +139,7 @@ def decode_batch(
     return state.result().reshape(q.shape)
 
 
-def _attend_tiles(
-    q: Array, layer_kv: LayerKV, step: StepInput, spec: AttentionSpec
-) -> Array:
+def _attend_tiles(q: Array, layer_kv: LayerKV, step: StepInput, spec: AttentionSpec) -> Array:
     """Tiles of up to TILE_TOKENS queries of one row against chunks of that row's keys."""
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = layer_kv.k.shape

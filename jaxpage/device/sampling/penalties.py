@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 
-def penalise(
-    logits: Float[Array, "R V"], history: History, draw: DrawInput
-) -> Float[Array, "R V"]:
+def penalise(logits: Float[Array, "R V"], history: History, draw: DrawInput) -> Float[Array, "R V"]:
     """The logits after bad words and penalties; each draw's history ends with `draw.token_ids`."""
     asked = (
         (history.presence != 0)
