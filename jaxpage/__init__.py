@@ -53,9 +53,6 @@ if TYPE_CHECKING:
     from jaxpage.device.sampling.settings import draw_history as draw_history
     from jaxpage.device.sampling.settings import logit_edits as logit_edits
     from jaxpage.device.sampling.settings import sampling_input as sampling_input
-    from jaxpage.functional import decode as decode
-    from jaxpage.functional import forward as forward
-    from jaxpage.functional import prefill as prefill
     from jaxpage.device.types import DrawInput as DrawInput
     from jaxpage.device.types import SamplingInput as SamplingInput
     from jaxpage.device.types import StepInput as StepInput
@@ -67,6 +64,9 @@ if TYPE_CHECKING:
     from jaxpage.errors import ConfigError as ConfigError
     from jaxpage.errors import JaxpageError as JaxpageError
     from jaxpage.errors import RequestError as RequestError
+    from jaxpage.functional import decode as decode
+    from jaxpage.functional import forward as forward
+    from jaxpage.functional import prefill as prefill
     from jaxpage.models.registry import build_model as build_model
     from jaxpage.models.registry import init_params as init_params
     from jaxpage.outputs import CompletionOutput as CompletionOutput

@@ -83,7 +83,8 @@ def decode_input(
     """A step that feeds one token a row, at its 0-based position; every row gets its logits.
 
     `prompt_lens` matters to dynamic rope scaling only (the whole context). `num_rows` and
-    `table_width` pad B and M; `adapters` is that of each row (none). Raises ConfigError when lists disagree in length or do not fit.
+    `table_width` pad B and M; `adapters` is that of each row (none). Raises ConfigError when lists
+    disagree in length or do not fit.
     """
     _check_lengths(tokens=tokens, positions=positions, block_tables=block_tables)
     if prompt_lens is not None:

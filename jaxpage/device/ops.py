@@ -58,7 +58,7 @@ class Backend(Protocol):
         ...
 
     def rope(self, x: Array, cos: Array, sin: Array) -> Array:
-        """x [T, heads, H] with each pair (i, i + H / 2) turned by its token's angle i [T, H / 2]."""
+        """x [T, heads, H], each pair (i, i + H / 2) turned by its token's angle i of [T, H / 2]."""
         ...
 
     def rope_qkv(self, qkv: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
@@ -81,7 +81,7 @@ class Backend(Protocol):
         ...
 
     def argmax_logsumexp(self, logits: Array) -> tuple[Array, Array]:
-        """Of rows [R, V]: (int32 [R] the first largest entry, float32 [R] log of the sum of exp)."""
+        """Of rows [R, V]: (int32 [R] first largest entry, float32 [R] log of the sum of exp)."""
         ...
 
 

@@ -18,6 +18,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from jaxpage.errors import ConfigError
 from jaxpage.terms import Device, default_device, engine_terms
 
+WHOLE = PartitionSpec()
+"""Uncut: all of it on every device."""
 Rules = tuple[tuple[str, PartitionSpec], ...]
 """(regular expression, spec): the first that is found in a parameter's path, "a/b/c", counts."""
 
@@ -38,10 +40,10 @@ class Placement:
     device: Device | None = None
     mesh: Mesh | None = None
     rules: Rules = ()
-    pool: PartitionSpec = PartitionSpec()
+    pool: PartitionSpec = WHOLE
 
     def __post_init__(self) -> None:
-        if self.mesh is None and (self.rules or self.pool != PartitionSpec()):
+        if self.mesh is None and (self.rules or self.pool != WHOLE):
             raise ConfigError("got rules and no mesh, wanted both; give the mesh they are for")
         if self.mesh is None and self.device is None:
             object.__setattr__(self, "device", default_device())
@@ -91,7 +93,7 @@ class Placement:
     def _whole(self) -> Sharding:
         if self.mesh is None:
             return SingleDeviceSharding(self.device)
-        return NamedSharding(self.mesh, PartitionSpec())
+        return NamedSharding(self.mesh, WHOLE)
 
     def _sharding(self, spec: PartitionSpec) -> Sharding:
         assert self.mesh is not None, "rules are for a mesh"

@@ -23,7 +23,6 @@ from typing import Any, Protocol
 from jaxpage.engine.faults import Retried, StepFault, Whole
 from jaxpage.engine.leaving import new_gate
 from jaxpage.engine.requests import RequestFactory
-from jaxpage.engine.stats import Stopwatch
 from jaxpage.engine.tracking import LiveCompletion, LiveRequest
 from jaxpage.errors import RequestError
 from jaxpage.host.block_map import BlockMap
@@ -82,8 +81,8 @@ class LLMEngine:
         self._retried = Retried(self._whole)
         self.block_history: list[BlockMap] | None = None
         """A list to keep the pool's map in, one a step; None, at first, keeps nothing."""
-        self._stepping = Stopwatch()
-        self._waiting = Stopwatch()
+        self._stepping = _Stopwatch()
+        self._waiting = _Stopwatch()
 
     @property
     def has_unfinished(self) -> bool:
@@ -337,3 +336,17 @@ class LLMEngine:
         going_on = [live.resumed() for live in self._live.values() if not live.is_finished]
         self._scheduler.restart(going_on)
         self._whole.is_broken = False
+
+
+class _Stopwatch:
+    """Adds up the wall time, in seconds, of the `with` blocks it is given to, one at a time."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._start = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds += time.perf_counter() - self._start

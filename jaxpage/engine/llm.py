@@ -14,28 +14,28 @@ from typing import Any
 
 from jaxpage.config import EngineConfig, ModelConfig
 from jaxpage.engine import compile_cache
-from jaxpage.engine.calls import (
+from jaxpage.engine.engine import LLMEngine
+from jaxpage.engine.options import Options
+from jaxpage.engine.requests import (
     Message,
     Params,
     Prompt,
+    RequestFactory,
     Score,
     as_params,
     as_prompts,
     in_order,
 )
-from jaxpage.engine.engine import LLMEngine
-from jaxpage.engine.options import Options
-from jaxpage.engine.requests import RequestFactory
 from jaxpage.engine.runner import Runner
 from jaxpage.engine.sizing import pressure_costs, size_pool
 from jaxpage.errors import CapacityError, ConfigError, RequestError
 from jaxpage.host.block_map import BlockMap
 from jaxpage.host.scheduler import Scheduler
-from jaxpage.later import check_available, comes_later
 from jaxpage.models.registry import build_model
 from jaxpage.outputs import EngineStats, RequestOutput
 from jaxpage.sampling_params import SamplingParams
 from jaxpage.tokenizer import ChatPrompt, as_tokenizer
+from jaxpage.unsupported import check_available, comes_later
 
 
 class Call:

@@ -11,9 +11,9 @@ from jaxpage.config import DTYPES, DType, EngineConfig, ModelConfig
 from jaxpage.device.ops import Backend
 from jaxpage.engine.step_shapes import SMALLEST_PREFILL_TOKENS
 from jaxpage.errors import ConfigError
-from jaxpage.later import comes_later
 from jaxpage.sampling_params import MAX_SEED
 from jaxpage.terms import default_device
+from jaxpage.unsupported import comes_later
 
 logger = logging.getLogger(__name__)
 

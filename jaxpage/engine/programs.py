@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from jax.stages import Compiled, Lowered
 

@@ -25,12 +25,12 @@ from jaxpage.device.ops import Adapters, Backend, Model
 from jaxpage.device.placement import Placement
 from jaxpage.device.types import DrawInput, KVCache, SamplingInput, StepShape, unpack
 from jaxpage.engine.batch import StepInputBuilder, draw_entries, prompt_targets, to_result
-from jaxpage.engine.block_moves import BlockMover
 from jaxpage.engine.faults import StepFault
 from jaxpage.engine.huge_pages import renew_zeros, use_huge_pages
 from jaxpage.engine.programs import Programs, Report
 from jaxpage.engine.sampling_inputs import STAGES, SamplingBuilder, Stage
 from jaxpage.engine.step_shapes import StepShapes
+from jaxpage.engine.swap import BlockMover
 from jaxpage.errors import ConfigError, JaxpageError
 from jaxpage.host.buckets import cut_to_rung
 from jaxpage.host.plan import PlannedRow, StepPlan, StepResult

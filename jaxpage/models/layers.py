@@ -91,7 +91,7 @@ class Embedding(nn.Module):
 
 
 def rotary_cos_sin(config: ModelConfig, positions: Array, ops: Ops) -> tuple[Array, Array]:
-    """Cosine and sine of the rotary angles of tokens at `positions` [T], each float32 [T, H / 2]."""
+    """Cosine and sine of the rotary angles at `positions` [T], each float32 [T, H / 2]."""
     scaling = config.rope_scaling
     if scaling is not None and scaling.kind == "dynamic":
         frequencies = _dynamic_frequencies(config, scaling, positions, ops.prompt_lens())

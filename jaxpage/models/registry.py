@@ -50,7 +50,9 @@ def abstract_params(config: ModelConfig) -> dict[str, Any]:
     """
     model = build_model(replace(config, num_layers=1))
     shapes = StepShape(1, 1, 1, 1, num_single=0).fields()
-    fields: dict[str, Any] = {name: jax.ShapeDtypeStruct(s, jnp.int32) for name, s in shapes.items()}
+    fields: dict[str, Any] = {
+        name: jax.ShapeDtypeStruct(s, jnp.int32) for name, s in shapes.items()
+    }
     step = StepInput(**fields)
 
     def init(step: StepInput) -> Any:

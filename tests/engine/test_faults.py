@@ -15,8 +15,8 @@ import pytest
 
 from jaxpage import LLM, ConfigError, SamplingParams, load
 from jaxpage.engine.engine import LLMEngine
-from jaxpage.engine.host_pool import HostPool
 from jaxpage.engine.runner import Runner
+from jaxpage.engine.swap import HostPool
 from jaxpage.host.plan import Resumed, StepPlan
 from tests.engine.fakes import LetterStream, StubEngine, run, said
 from tests.engine.injection import Attack, Bench, Injection, conditions, random_attack

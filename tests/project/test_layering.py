@@ -40,7 +40,7 @@ ROOMS = {
     "jaxpage.sampling_params": Room("jaxpage.errors jaxpage.numbers"),
     "jaxpage.terms": Room("", "jax numpy"),
     "jaxpage.memory": Room("jaxpage.terms"),
-    "jaxpage.later": Room("jaxpage.sampling_params jaxpage.errors"),
+    "jaxpage.unsupported": Room("jaxpage.sampling_params jaxpage.errors"),
     "jaxpage.tokenizer": Room(TEXT, "sentencepiece tokenizers"),
     "jaxpage.tokenizers": Room(TEXT, "sentencepiece tokenizers"),
     "jaxpage.chat_template": Room("jaxpage.sandbox " + TEXT, "jinja2"),
@@ -75,14 +75,15 @@ ROOMS = {
     ),
     "jaxpage.engine": Room(
         "jaxpage.engine jaxpage.host jaxpage.device jaxpage.backends jaxpage.models "
-        f"jaxpage.checkpoint jaxpage.later jaxpage.memory jaxpage.terms jaxpage.numbers {HOST} "
+        f"jaxpage.checkpoint jaxpage.unsupported jaxpage.memory jaxpage.terms jaxpage.numbers {HOST} "
         f"{TEXT}",
         "jax numpy tqdm",
     ),
     "jaxpage.generate": Room(
-        f"jaxpage.cli jaxpage.engine jaxpage.interrupts jaxpage.later {HOST} {TEXT}", "jax tqdm"
+        f"jaxpage.cli jaxpage.engine jaxpage.interrupts jaxpage.unsupported {HOST} {TEXT}",
+        "jax tqdm",
     ),
-    "jaxpage.cli": Room(f"jaxpage.cli jaxpage.later {HOST} {TEXT}", "tqdm"),
+    "jaxpage.cli": Room(f"jaxpage.cli jaxpage.unsupported {HOST} {TEXT}", "tqdm"),
     "jaxpage.cli.block_picture": Room("jaxpage.host.block_map jaxpage.errors", "cairosvg"),
     "pallas_kernels": Room("pallas_kernels", "jax"),
     "convert": Room(

@@ -1,4 +1,4 @@
-"""What every form of attention here begins with: K and V go into the pool, mixed steps fall apart."""
+"""What every form of attention begins with: K and V go into the pool, a mixed step falls apart."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from jax import Array, lax
 
 from jaxpage.device.sampling.logit_edits import edit_logits
 from jaxpage.device.sampling.penalties import penalise
-from jaxpage.device.sampling.random_draw import sample_categorical, draw_key
 from jaxpage.device.sampling.per_row import each_row, replace_rows
+from jaxpage.device.sampling.random_draw import draw_key, sample_categorical
 from jaxpage.device.sampling.truncation import truncate
 from jaxpage.device.types import DrawInput, SamplingInput, StepOutput
 from jaxpage.terms import own_constants

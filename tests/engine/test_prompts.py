@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpage.config import ModelConfig
-from jaxpage.engine.calls import as_params, as_prompts
-from jaxpage.engine.requests import RequestFactory
+from jaxpage.engine.requests import RequestFactory, as_params, as_prompts
 from jaxpage.errors import ConfigError, RequestError
 from jaxpage.sampling_params import SamplingParams
 

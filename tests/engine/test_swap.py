@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from jaxpage.device.types import KVCache, LayerKV
-from jaxpage.engine.block_moves import MOVES, BlockMover
-from jaxpage.engine.host_pool import HostPool
 from jaxpage.engine.programs import Programs
+from jaxpage.engine.swap import MOVES, BlockMover, HostPool
 from jaxpage.errors import CapacityError
 from jaxpage.host.plan import BlockMoves
 

@@ -1,7 +1,8 @@
 """Carries out a plan's block moves before its step: out to the host, in from it, copies.
 
-Three kinds of program, each on a short ladder of sizes. Nothing is waited for but blocks that the
-host is asked for while they are still on their way to it.
+Three kinds of program, each on a short ladder of sizes. Blocks leave with one transfer for all that
+go in a step; it runs behind the steps that follow. The host waits for it only when the blocks are
+wanted back, or more are to leave.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from jax import Array
 from jaxpage.device.kv_cache import apply_moves, gather_blocks, scatter_blocks
 from jaxpage.device.placement import Placement
 from jaxpage.device.types import KVCache
-from jaxpage.engine.host_pool import HostPool
 from jaxpage.engine.programs import Programs
+from jaxpage.errors import CapacityError
 from jaxpage.host.buckets import Ladder
 from jaxpage.host.plan import BlockMoves
 
@@ -113,6 +114,46 @@ class BlockMover:
             return jax.jit(apply_moves, donate_argnums=0).lower(cache, ids, ids)
         blocks = jax.eval_shape(gather_blocks, cache, ids)
         return jax.jit(scatter_blocks, donate_argnums=0).lower(cache, blocks, ids)
+
+
+class HostPool:
+    """Blocks of preempted sequences in host memory: `num_blocks`, each a `shape` (L, 2, S, K, H).
+
+    Ids count from 0; memory pages come with the first use. Raises CapacityError for more than the
+    host grants.
+    """
+
+    def __init__(self, num_blocks: int, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.block_shape, self.dtype = shape, dtype
+        try:
+            self._blocks = np.empty((num_blocks, *shape), dtype)
+        except MemoryError as error:
+            raise CapacityError(
+                f"got {num_blocks} blocks to swap to ({error}), wanted what the host's memory "
+                "holds; lower swap_blocks"
+            ) from None
+        self._arriving: list[tuple[list[int], Array]] = []
+
+    def store(self, ids: Seq[int], blocks: Array) -> None:
+        """Block i of `blocks` (more are padding) becomes host block `ids[i]`, when it arrives."""
+        self._settle()
+        blocks.copy_to_host_async()
+        self._arriving.append((list(ids), blocks))
+
+    def load(self, ids: Seq[int], out: np.ndarray) -> None:
+        """Writes these blocks into `out`."""
+        self._settle()
+        out[:] = self._blocks[list(ids)]
+
+    def forget(self) -> None:
+        """Gives up the blocks that are on their way, as where they will never arrive."""
+        self._arriving.clear()
+
+    def _settle(self) -> None:
+        while self._arriving:
+            ids, blocks = self._arriving[0]
+            self._blocks[ids] = np.asarray(blocks)[: len(ids)]
+            self._arriving.pop(0)
 
 
 def _parts(pairs: Pairs) -> Iterator[Pairs]:
