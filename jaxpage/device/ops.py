@@ -18,6 +18,7 @@ from jaxpage.device.types import LayerKV, StepInput
 from jaxpage.weights import Leaf, Weight
 
 
+@runtime_checkable
 class Backend(Protocol):
     """The operations that differ by machine. Frozen and hashable: it is static under `jax.jit`.
 
