@@ -99,21 +99,30 @@ def _complete(
     index_of = _add_all(llm, jobs, ordered)
     failed = len(index_of) < sum(job.error is None for job in jobs)
     llm.expect_requests(len(index_of))
-    streamed = _streams(args, jobs)
-    shown = 0
     with interruptible() as check, _progress(args, len(index_of)) as advance:
+        if _streams(args, jobs):
+            return failed | _stream(llm, jobs[0], ordered, file, check)
         for output in _steps(llm, check):
-            if streamed and output.outputs:
-                shown += file.write(output.outputs[0].text[shown:])
-                file.flush()
-            if output.finished:
-                failed |= output.error is not None
-                if streamed and output.error is None:
-                    file.write("\n")
-                else:
-                    ordered.put(index_of[output.request_id], output)
-                advance()
+            failed |= output.error is not None
+            ordered.put(index_of[output.request_id], output)
+            advance()
     return failed
+
+
+def _stream(llm: LLM, job: Job, ordered: InOrder, file: Output, check: Callable[[], None]) -> bool:
+    """Writes the one completion as it is made; returns whether it failed."""
+    error = None
+    while llm.engine.has_unfinished:
+        check()
+        for update in llm.engine.updates():
+            error = update.error
+            file.write(update.text)
+            if update.finished and error is None:
+                file.write("\n")
+        file.flush()
+    if error is not None:
+        ordered.put(0, RequestOutput.refused("0", job.prompt, error))
+    return error is not None
 
 
 def _add_all(llm: LLM, jobs: list[Job], ordered: InOrder) -> dict[str, int]:
@@ -135,7 +144,7 @@ def _add_all(llm: LLM, jobs: list[Job], ordered: InOrder) -> dict[str, int]:
 def _steps(llm: LLM, check: Callable[[], None]) -> Iterator[RequestOutput]:
     while llm.engine.has_unfinished:
         check()
-        yield from llm.engine.step()
+        yield from llm.engine.step(only_finished=True)
 
 
 def _read_jobs(args: argparse.Namespace) -> list[Job]:

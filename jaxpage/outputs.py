@@ -72,6 +72,33 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """What is new of one completion; those of a request, added up, are its RequestOutput.
+
+    A request of several completions that are chosen from when all have ended, as best_of or beams,
+    has none before.
+    """
+
+    request_id: str
+    index: int
+    """Of the completion among the request's outputs."""
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """One a token, where the request asked for them."""
+    cumulative_logprob: float = 0.0
+    """Sum of raw log-probabilities of the completion so far."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    score: float | None = None
+    """As in CompletionOutput."""
+    finished: bool = False
+    """Whether the request is: it is the last update of it."""
+    error: str | None = None
+    """Why the request failed; what was told of its completions before counts for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStats:
     """Counters since the engine started; times in seconds."""
 

@@ -23,12 +23,12 @@ from typing import Any, Protocol
 from jaxpage.engine.faults import Retried, StepFault, Whole
 from jaxpage.engine.leaving import new_gate
 from jaxpage.engine.requests import RequestFactory
-from jaxpage.engine.tracking import LiveCompletion, LiveRequest
+from jaxpage.engine.tracking import LiveCompletion, LiveRequest, Told
 from jaxpage.errors import RequestError
 from jaxpage.host.block_map import BlockMap
-from jaxpage.host.plan import SequenceUpdate, StepPlan, StepResult
+from jaxpage.host.plan import Request, SequenceUpdate, StepPlan, StepResult
 from jaxpage.host.scheduler import Scheduler
-from jaxpage.outputs import EngineStats, RequestOutput
+from jaxpage.outputs import EngineStats, RequestOutput, Update
 from jaxpage.reading import answering
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 
@@ -65,9 +65,9 @@ class LLMEngine:
         *,
         depth: int = 1,
     ) -> None:
-        self._device = device
+        self.device = device
         self._scheduler = scheduler
-        self._requests = requests
+        self.requests = requests
         self._depth = depth
         self._undispatched: StepPlan | None = None
         """A plan that dispatching failed for: the scheduler's books hold it as run."""
@@ -75,6 +75,8 @@ class LLMEngine:
         self._live: dict[str, LiveRequest] = {}
         self._changed: dict[str, LiveRequest] = {}
         """Those with news that no step has returned."""
+        self._told: dict[str, tuple[Told, ...]] = {}
+        """How far `updates` has told of each."""
         self.gate = new_gate()
         """Held while foreign code may run: device, tokenizer. A process ends beside it alone."""
         self._whole = Whole()
@@ -104,17 +106,27 @@ class LLMEngine:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: int = 0,
     ) -> None:
         """Submits a prompt (text or token ids); it joins at the next step.
 
         `priority`: lower runs first. `cache_salt`: only requests of the same salt share the blocks
-        of prompts that they begin with.
+        of prompts that they begin with. `adapter`: which of the engine's adapters its rows have,
+        0 for none; requests of different ones share no blocks.
 
         Raises RequestError for a wrong prompt or setting, CapacityError for a prompt that can
         never fit, ConfigError for a feature that is not there yet. Nothing else is touched.
         """
         with self.gate:
-            self._add(request_id, prompt, params or SamplingParams(), priority, cache_salt)
+            request = self.requests.build(
+                request_id,
+                prompt,
+                params or SamplingParams(),
+                priority=priority,
+                cache_salt=cache_salt,
+                adapter=adapter,
+            )
+            self._add(request, prompt if isinstance(prompt, str) else None)
 
     def step(self, *, only_finished: bool = False) -> list[RequestOutput]:
         """Runs one step; returns a snapshot of every request that has news.
@@ -125,14 +137,29 @@ class LLMEngine:
         has. One that can't be run fails alone, with an error; an error of no request is raised.
         """
         with self.gate, self._stepping:
-            self._settle()
-            try:
-                self._advance()
-            except StepFault as fault:
-                self._fail(fault)
-            outputs = self._publish(only_finished)
+            self._run_step()
+            outputs = self._snapshots(only_finished)
         self._changed = {}
         return outputs
+
+    def updates(self) -> list[Update]:
+        """As `step`, but returns what is new alone: each token is told once, not copied ever again.
+
+        A request is told of by `step` or by this, not by both.
+        """
+        with self.gate, self._stepping:
+            self._run_step()
+            news: list[Update] = []
+            told = dict(self._told)
+            for request_id, live in self._changed.items():
+                fresh, after = live.updates(told.get(request_id, ()))
+                news += fresh
+                told[request_id] = after
+                if live.is_finished:
+                    self._live.pop(request_id, None)
+                    del told[request_id]
+        self._told, self._changed = told, {}
+        return news
 
     def abort(self, request_id: str) -> bool:
         """Ends a request now; its last snapshot comes with the next step. False: unknown id."""
@@ -148,6 +175,7 @@ class LLMEngine:
         needs_new_books, self._whole.is_broken = self._whole.is_broken, True
         for request_id in request_ids:
             self._changed.pop(request_id, None)
+            self._told.pop(request_id, None)
             if self._live.pop(request_id, None) is not None and not needs_new_books:
                 self._scheduler.drop(request_id)
         if not self._live and not needs_new_books:
@@ -196,22 +224,9 @@ class LLMEngine:
             device_wait_seconds=self._waiting.seconds,
         )
 
-    def _add(
-        self,
-        request_id: str,
-        prompt: str | Seq[int],
-        params: SamplingParams | BeamSearchParams,
-        priority: int,
-        cache_salt: str | None,
-    ) -> None:
+    def _add(self, request: Request, text: str | None) -> None:
+        request_id = request.request_id
         self._settle()
-        request = self._requests.build(
-            request_id,
-            prompt,
-            params,
-            priority=priority,
-            cache_salt=cache_salt,
-        )
         # also one that has ended and whose end is not told yet
         if request_id in self._live or request_id in self._changed:
             raise RequestError(
@@ -219,9 +234,8 @@ class LLMEngine:
                 "it has finished, or give another id"
             )
         self._scheduler.check(request)
-        text = prompt if isinstance(prompt, str) else None
         count = request.params.num_sequences if request.beam is None else request.beam.beam_width
-        new_detokenizer = partial(self._requests.detokenizer, request)
+        new_detokenizer = partial(self.requests.detokenizer, request)
         completions = tuple(LiveCompletion(new_detokenizer) for _ in range(count))
         live = LiveRequest(request, text, completions)
         with self._whole:
@@ -246,7 +260,7 @@ class LLMEngine:
                     self.block_history.append(self._scheduler.block_map())
         if plan is not None:
             with self._retried:
-                self._in_flight.append((plan, self._device.dispatch(plan)))
+                self._in_flight.append((plan, self.device.dispatch(plan)))
             self._undispatched = None
         self._read_back(at_least_one=plan is None)
 
@@ -255,21 +269,29 @@ class LLMEngine:
         while self._in_flight and (at_least_one or len(self._in_flight) > self._depth):
             plan, ticket = self._in_flight[0]
             with self._waiting, self._retried:
-                result = self._device.read(ticket)
+                result = self.device.read(ticket)
             with self._whole:
                 self._in_flight.popleft()
                 self._scheduler.update(plan, result)
             at_least_one = False
 
-    def _publish(self, only_finished: bool) -> list[RequestOutput]:
-        """Turns the scheduler's news into snapshots; a stop string found here makes more news."""
+    def _run_step(self) -> None:
+        """Runs one step and takes its news in."""
+        self._settle()
+        try:
+            self._advance()
+        except StepFault as fault:
+            self._fail(fault)
         with self._whole:
-            while self._scheduler.news:
+            while self._scheduler.news:  # a stop string found in the text makes more
                 for update, stop in self._take_news():
                     if stop is None:
                         self._scheduler.drop(update.request_id)
                     else:
                         self._scheduler.finish(update.seq_id, "stop", stop)
+
+    def _snapshots(self, only_finished: bool) -> list[RequestOutput]:
+        """What `step` returns."""
         now_s = time.monotonic()
         outputs: list[RequestOutput] = []
         for request_id, live in self._changed.items():

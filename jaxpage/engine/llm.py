@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import secrets
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -12,29 +11,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxpage.config import EngineConfig, ModelConfig
-from jaxpage.engine import compile_cache
+from jaxpage.config import CacheConfig, EngineConfig, ModelConfig
+from jaxpage.device.ops import Adapters
+from jaxpage.device.placement import Placement
+from jaxpage.engine.build import build
 from jaxpage.engine.engine import LLMEngine
-from jaxpage.engine.options import Options
+from jaxpage.engine.options import EngineOptions
 from jaxpage.engine.requests import (
     Message,
     Params,
     Prompt,
-    RequestFactory,
     Score,
     as_params,
     as_prompts,
     in_order,
 )
 from jaxpage.engine.runner import Runner
-from jaxpage.engine.sizing import pressure_costs, size_pool
+from jaxpage.engine.sampling_inputs import STAGES, Stage
 from jaxpage.errors import CapacityError, ConfigError, RequestError
 from jaxpage.host.block_map import BlockMap
-from jaxpage.host.scheduler import Scheduler
-from jaxpage.models.registry import build_model
 from jaxpage.outputs import EngineStats, RequestOutput
 from jaxpage.sampling_params import SamplingParams
-from jaxpage.tokenizer import ChatPrompt, as_tokenizer
+from jaxpage.tokenizer import ChatPrompt
 from jaxpage.unsupported import check_available, comes_later
 
 
@@ -64,9 +62,8 @@ class LLM:
 
     Give a model by name or path, or `config` and `params` that you have. `tokenizer`, whatever
     `as_tokenizer` takes, replaces the model's; beside `params` without one, prompts are token ids.
-    `report` is called with each program's name and the seconds it took to compile, from another
-    thread. The other keywords are the options of the command line; see `Options`. Raises
-    ConfigError, CapacityError or CheckpointError. Belongs to one thread.
+    The other keywords are those of `build`, and the options of the command line: see
+    `EngineOptions`. Raises ConfigError, CapacityError or CheckpointError. Belongs to one thread.
     """
 
     def __init__(
@@ -76,77 +73,38 @@ class LLM:
         config: ModelConfig | None = None,
         params: dict[str, Any] | None = None,
         tokenizer: object | None = None,
+        placement: Placement | None = None,
+        stages: tuple[Stage, ...] = STAGES,
+        adapters: Adapters | None = None,
         report: Callable[[str, float], None] | None = None,
         **options: Any,
     ) -> None:
         if "kv_dtype" in options:
             raise comes_later("kv_dtype", "the model's dtype")
-        unknown = sorted(set(options) - {field.name for field in fields(Options)})
+        unknown = sorted(set(options) - {field.name for field in fields(EngineOptions)})
         if unknown:
             raise ConfigError(
                 f"got the option {unknown[0]!r}, wanted one of LLM's; check the spelling"
             )
-        settings = Options(**options).checked()
-        compile_cache.enable()
-        if (config is None) != (params is None):
-            raise ConfigError("got one of config and params, wanted both or neither; pass both")
-        if config is None or params is None:
-            from jaxpage.checkpoint import load
-
-            config, params, loaded = load(model, dtype=settings.model_dtype())
-            tokenizer = loaded if tokenizer is None else tokenizer
-        elif settings.dtype not in ("auto", config.dtype):
-            raise ConfigError(
-                f"got dtype={settings.dtype!r} beside params of a config that says "
-                f"{config.dtype!r}, wanted the same; cast the params or leave dtype out"
-            )
-        self.config = config
-        self.tokenizer = None if tokenizer is None else as_tokenizer(tokenizer)
-        self._next_id = 0
-        self._call: Call | None = None
-        self._build(config, params, settings, report)
-
-    def _build(
-        self,
-        config: ModelConfig,
-        params: dict[str, Any],
-        settings: Options,
-        report: Callable[[str, float], None] | None,
-    ) -> None:
-        engine = settings.engine_config(config)
-        cache = size_pool(
-            config,
-            block_size=settings.block_size,
-            num_blocks=settings.num_blocks,
-            kv_memory=settings.kv_memory,
-            most_tokens=engine.max_num_seqs * engine.max_model_len,
-            num_swap_blocks=settings.num_swap_blocks,
-        )
-        num_token_ids = config.vocab_size
-        if self.tokenizer is not None:
-            num_token_ids = min(num_token_ids, self.tokenizer.vocab_size)
-        self.runner = Runner(
-            build_model(config),
-            params,
+        self._engine = build(
+            EngineOptions(**options),
+            model=model,
             config=config,
-            cache=cache,
-            engine=engine,
-            backend=settings.backend(),
-            num_token_ids=num_token_ids,
+            params=params,
+            tokenizer=tokenizer,
+            placement=placement,
+            stages=stages,
+            adapters=adapters,
             report=report,
         )
-        seed = secrets.randbits(64) if settings.seed is None else settings.seed
-        requests = RequestFactory(self.tokenizer, config, num_token_ids=num_token_ids, seed=seed)
-        scheduler = Scheduler(
-            engine,
-            cache,
-            prefill_ladder=self.runner.shapes.prefill_tokens,
-            costs=pressure_costs(config, self.runner.params, block_size=cache.block_size),
-        )
-        self._requests = requests
-        self._engine = LLMEngine(self.runner, scheduler, requests)
-        self.engine_config: EngineConfig = engine
-        self.cache_config = cache
+        assert isinstance(self._engine.device, Runner), self._engine.device
+        self.runner = self._engine.device
+        self.config: ModelConfig = self.runner.config
+        self.engine_config: EngineConfig = self.runner.limits
+        self.cache_config: CacheConfig = self.runner.cache_config
+        self.tokenizer = self._engine.requests.tokenizer
+        self._next_id = 0
+        self._call: Call | None = None
 
     def generate(
         self,
@@ -230,8 +188,8 @@ class LLM:
 
         Text is tokenised apart from the prompt's. Raises RequestError or CapacityError.
         """
-        ids = self._requests.encode_completion(completion)
-        whole = (*self._requests.encode(prompt), *ids)
+        ids = self._engine.requests.encode_completion(completion)
+        whole = (*self._engine.requests.encode(prompt), *ids)
         params = SamplingParams(temperature=0.0, max_tokens=0, prompt_logprobs=0)
         output = self.generate([whole], params, raise_on_error=True)[0]
         assert output.prompt_logprobs is not None, output

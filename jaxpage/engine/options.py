@@ -26,7 +26,7 @@ MOST_PREFILL_ROWS = SMALLEST_PREFILL_TOKENS - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class EngineOptions:
     """Keywords of `LLM`. Where a value is None, what fits is chosen."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -55,7 +55,7 @@ class Options:
     seed: int | None = None
     """Starts the stream that requests without a seed of their own use; None: a random one."""
 
-    def checked(self) -> Options:
+    def checked(self) -> EngineOptions:
         """These options; ConfigError for a value out of range or a feature of a later version."""
         _choice("dtype", self.dtype, ("auto", *DTYPES))
         _choice("preemption", self.preemption, ("auto", "recompute", "swap"))

@@ -39,9 +39,17 @@ class RequestFactory:
     """Builds the requests of one engine; `seed` starts the stream that unseeded requests use."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, config: ModelConfig, *, num_token_ids: int, seed: int
+        self,
+        tokenizer: Tokenizer | None,
+        config: ModelConfig,
+        *,
+        num_token_ids: int,
+        seed: int,
+        num_adapters: int = 0,
     ) -> None:
-        self._tokenizer = tokenizer
+        """`num_adapters`: requests may name one of 1 .. num_adapters."""
+        self.tokenizer = tokenizer
+        self._num_adapters = num_adapters
         self._eos_token_ids = _ends(tokenizer, config, num_token_ids)
         self._num_token_ids = num_token_ids
         self._seeds = random.Random(seed)
@@ -54,11 +62,13 @@ class RequestFactory:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: int = 0,
     ) -> Request:
         """The checked request. Raises RequestError, or ConfigError for a later feature."""
         params = check_available(params)
-        priority = plain(priority)
+        priority, adapter = plain(priority), plain(adapter)
         _check_labels(request_id, priority, cache_salt)
+        self._check_adapter(adapter)
         beam = params if isinstance(params, BeamSearchParams) else None
         if isinstance(params, BeamSearchParams):
             params = SamplingParams(
@@ -88,10 +98,10 @@ class RequestFactory:
     def detokenizer(self, request: Request) -> Detokenizer | None:
         """A fresh detokeniser for one completion; None when no text is wanted or possible."""
         params = request.params
-        if self._tokenizer is None or not params.detokenize:
+        if self.tokenizer is None or not params.detokenize:
             return None
         return Detokenizer(
-            self._tokenizer,
+            self.tokenizer,
             skip_special_tokens=params.skip_special_tokens,
             stop=params.stop,
             include_stop=params.include_stop_str_in_output,
@@ -156,10 +166,17 @@ class RequestFactory:
             ids = tokenizer.encode(text, **how)
             return tuple(index(plain(token_id)) for token_id in plain(ids))
 
+    def _check_adapter(self, adapter: object) -> None:
+        most = self._num_adapters
+        if not isinstance(adapter, int) or isinstance(adapter, bool) or not 0 <= adapter <= most:
+            raise RequestError(
+                f"got adapter={adapter!r}, wanted 0 for none or one of the engine's {most}; change it"
+            )
+
     def _need_tokenizer(self, what: str) -> Tokenizer:
-        if self._tokenizer is None:
+        if self.tokenizer is None:
             raise RequestError(f"got {what} and no tokenizer, wanted token ids; pass a tokenizer")
-        return self._tokenizer
+        return self.tokenizer
 
 
 def _ends(tokenizer: Tokenizer | None, config: ModelConfig, num_token_ids: int) -> frozenset[int]:

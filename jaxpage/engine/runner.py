@@ -100,7 +100,9 @@ class Runner:
         Without a `placement` everything lies on JAX's default device. `stages` are those of the
         sampler. `adapters`: what the rows' adapter numbers count.
         """
-        self._config = config
+        self.config = config
+        self.limits = engine
+        self.cache_config = cache
         self._backend = backend
         self._placement = placement or Placement()
         self._model = model
@@ -170,6 +172,12 @@ class Runner:
         """
         self._take(params)
 
+    @property
+    def num_adapters(self) -> int:
+        """Adapters that rows may have: 1 .. num_adapters."""
+        counts = {leaf.shape[0] for leaf in jax.tree.leaves(self._adapters)}
+        return max(counts, default=1) - 1
+
     def check_open(self) -> None:
         """ConfigError after `close`."""
         if self._is_closed:
@@ -185,7 +193,7 @@ class Runner:
         """Weights on the engine's device: jax arrays as they are where they lie there already,
         NumPy ones copied, since their owner may go on writing to them."""
         with self._placement.terms():
-            params = jax.tree.map(_own, checked_params(params, self._config))
+            params = jax.tree.map(_own, checked_params(params, self.config))
         # once, not with every step; from the host's pinned memory too
         self.params = self._placement.put_params(params)
         self._weights = jax.tree.leaves(self.params)

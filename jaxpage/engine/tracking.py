@@ -1,12 +1,13 @@
 """What the engine remembers of a live request: its text so far, its times, its completions.
 
-Snapshots handed out are frozen; a later one only ever extends an earlier one.
+It is told as snapshots, each of which extends the one before, or as updates: what is new alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from jaxpage.engine.detokenize import Detokenizer
 from jaxpage.host.plan import Request, Resumed, SequenceUpdate
@@ -16,7 +17,16 @@ from jaxpage.outputs import (
     RequestMetrics,
     RequestOutput,
     TokenLogprob,
+    Update,
 )
+
+
+class Told(NamedTuple):
+    """How far updates have told of a completion."""
+
+    num_tokens: int = 0
+    num_characters: int = 0
+    has_ended: bool = False
 
 
 @dataclass
@@ -78,10 +88,33 @@ class LiveCompletion:
         if self.detokenizer is not None:
             self.detokenizer.append(self.token_ids)
 
+    @property
+    def text(self) -> str:
+        return "" if self.detokenizer is None else self.detokenizer.text
+
+    @property
+    def told(self) -> Told:
+        """What updates have told once all there is has been told."""
+        return Told(len(self.token_ids), len(self.text), self.finish_reason is not None)
+
+    def update(self, request_id: str, index: int, told: Told, *, with_logprobs: bool) -> Update:
+        """What is new beside what has been told."""
+        return Update(
+            request_id=request_id,
+            index=index,
+            token_ids=tuple(self.token_ids[told.num_tokens :]),
+            text=self.text[told.num_characters :],
+            logprobs=tuple(self.logprobs[told.num_tokens :]) if with_logprobs else (),
+            cumulative_logprob=self.cumulative_logprob,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            score=self.score,
+        )
+
     def snapshot(self, index: int, *, with_logprobs: bool) -> CompletionOutput:
         return CompletionOutput(
             index=index,
-            text="" if self.detokenizer is None else self.detokenizer.text,
+            text=self.text,
             token_ids=tuple(self.token_ids),
             cumulative_logprob=self.cumulative_logprob,
             logprobs=tuple(self.logprobs) if with_logprobs else None,
@@ -168,3 +201,20 @@ class LiveRequest:
                 preemptions=self.num_preemptions,
             ),
         )
+
+    def updates(self, told: Sequence[Told]) -> tuple[list[Update], tuple[Told, ...]]:
+        """(what is new, how far it then has been told) of a request told of so far."""
+        shown = self.shown
+        before = tuple(told) or (Told(),) * len(shown)
+        after = tuple(completion.told for completion in shown)
+        request_id, is_finished = self.request.request_id, self.is_finished
+        with_logprobs = self.request.params.logprobs is not None
+        news = [
+            completion.update(request_id, index, before[index], with_logprobs=with_logprobs)
+            for index, completion in enumerate(shown)
+            if after[index] != before[index]
+        ]
+        if is_finished:
+            last = news.pop() if news else Update(request_id, 0)
+            news.append(replace(last, finished=True, error=self.error))
+        return news, after

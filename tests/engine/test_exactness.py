@@ -74,7 +74,7 @@ def run(
     config = replace(llm.engine_config, **engine)
     ladder = llm.runner.ladders.prefill_tokens
     scheduler = Scheduler(config, cache, prefill_ladder=ladder)
-    own = LLMEngine(llm.runner, scheduler, llm._requests)
+    own = LLMEngine(llm.runner, scheduler, llm._engine.requests)
     for index in list(range(len(work)))[::order]:
         own.add_request(str(index), *work[index])
     done: dict[str, list[tuple[int, ...]]] = {}

@@ -184,7 +184,7 @@ def test_a_request_whose_draw_no_array_holds_fails_alone(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
 ) -> None:
     wanted = ids(llm)
-    monkeypatch.setattr(llm._requests, "_eos_token_ids", frozenset({2**31}))
+    monkeypatch.setattr(llm._engine.requests, "_eos_token_ids", frozenset({2**31}))
     bad = replace(GREEDY, min_tokens=2, **asked)
     outputs = llm.generate(["Tom has", "Tom has", "The"], [GREEDY, bad, GREEDY])
     assert [output.error is None for output in outputs] == [True, False, True]

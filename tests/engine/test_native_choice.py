@@ -8,7 +8,7 @@ import pytest
 
 from jaxpage import native
 from jaxpage.device.attention.reference import make_attention
-from jaxpage.engine.options import Options
+from jaxpage.engine.options import EngineOptions
 from jaxpage.errors import ConfigError
 from jaxpage.models.registry import build_model
 from tests.models.toys import toy_config
@@ -18,8 +18,8 @@ def test_auto_is_native_where_it_is_built(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(native, "is_built", lambda: True)
-    assert Options().attention_backend() == "native"
-    assert Options(attention="xla").attention_backend() == "xla"
+    assert EngineOptions().attention_backend() == "native"
+    assert EngineOptions(attention="xla").attention_backend() == "xla"
     assert not caplog.records
 
 
@@ -28,8 +28,8 @@ def test_auto_without_it_is_xla_with_one_line(
 ) -> None:
     monkeypatch.setattr(native, "is_built", lambda: False)
     with caplog.at_level(logging.WARNING):
-        assert Options().attention_backend() == "xla"
-        assert Options(attention="xla").attention_backend() == "xla"
+        assert EngineOptions().attention_backend() == "xla"
+        assert EngineOptions(attention="xla").attention_backend() == "xla"
     assert [record.getMessage() for record in caplog.records] == [native.MISSING]
     assert "\n" not in native.MISSING
 

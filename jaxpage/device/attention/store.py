@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 import jax.numpy as jnp
 from jax import Array
@@ -12,13 +12,8 @@ from jaxpage.config import AttentionSpec
 from jaxpage.device.kv_cache import write_kv
 from jaxpage.device.types import LayerKV, StepInput
 
-
-class Attend(Protocol):
-    """Attention of q [T, N, H] to what a layer's pool holds: [T, N, H]."""
-
-    def __call__(
-        self, q: Array, layer_kv: LayerKV, step: StepInput, spec: AttentionSpec
-    ) -> Array: ...
+Attend = Callable[[Array, LayerKV, StepInput, AttentionSpec], Array]
+"""(q [T, N, H], layer_kv, step, spec) -> attention to what the pool holds [T, N, H]."""
 
 
 def store_then_attend(
