@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 _ROOMS = {
     "jaxpage.engine.llm": ("LLM",),
     "jaxpage.engine.engine": ("LLMEngine",),
+    "jaxpage.engine.build": ("build",),
+    "jaxpage.engine.options": ("EngineOptions",),
+    "jaxpage.engine.sampling_inputs": ("Stage", "STAGES"),
     "jaxpage.sampling_params": ("SamplingParams", "BeamSearchParams"),
     "jaxpage.outputs": (
         "RequestOutput",
@@ -18,8 +21,17 @@ _ROOMS = {
         "RequestMetrics",
         "TokenLogprob",
         "EngineStats",
+        "Update",
     ),
-    "jaxpage.config": ("ModelConfig", "CacheConfig", "EngineConfig", "RopeScaling"),
+    "jaxpage.config": (
+        "ModelConfig",
+        "CacheConfig",
+        "EngineConfig",
+        "RopeScaling",
+        "AttentionSpec",
+    ),
+    "jaxpage.weights": ("Quantized",),
+    "jaxpage.device.placement": ("Placement",),
     "jaxpage.errors": (
         "JaxpageError",
         "ConfigError",
@@ -42,6 +54,7 @@ __all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]  # one ta
 
 if TYPE_CHECKING:
     from jaxpage.checkpoint import load as load
+    from jaxpage.config import AttentionSpec as AttentionSpec
     from jaxpage.config import CacheConfig as CacheConfig
     from jaxpage.config import EngineConfig as EngineConfig
     from jaxpage.config import ModelConfig as ModelConfig
@@ -49,6 +62,7 @@ if TYPE_CHECKING:
     from jaxpage.device.inputs import decode_input as decode_input
     from jaxpage.device.inputs import prefill_input as prefill_input
     from jaxpage.device.kv_cache import init_cache as init_cache
+    from jaxpage.device.placement import Placement as Placement
     from jaxpage.device.sampling.sample import sample as sample
     from jaxpage.device.sampling.settings import draw_history as draw_history
     from jaxpage.device.sampling.settings import logit_edits as logit_edits
@@ -57,8 +71,12 @@ if TYPE_CHECKING:
     from jaxpage.device.types import SamplingInput as SamplingInput
     from jaxpage.device.types import StepInput as StepInput
     from jaxpage.device.types import StepOutput as StepOutput
+    from jaxpage.engine.build import build as build
     from jaxpage.engine.engine import LLMEngine as LLMEngine
     from jaxpage.engine.llm import LLM as LLM
+    from jaxpage.engine.options import EngineOptions as EngineOptions
+    from jaxpage.engine.sampling_inputs import STAGES as STAGES
+    from jaxpage.engine.sampling_inputs import Stage as Stage
     from jaxpage.errors import CapacityError as CapacityError
     from jaxpage.errors import CheckpointError as CheckpointError
     from jaxpage.errors import ConfigError as ConfigError
@@ -74,8 +92,10 @@ if TYPE_CHECKING:
     from jaxpage.outputs import RequestMetrics as RequestMetrics
     from jaxpage.outputs import RequestOutput as RequestOutput
     from jaxpage.outputs import TokenLogprob as TokenLogprob
+    from jaxpage.outputs import Update as Update
     from jaxpage.sampling_params import BeamSearchParams as BeamSearchParams
     from jaxpage.sampling_params import SamplingParams as SamplingParams
+    from jaxpage.weights import Quantized as Quantized
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast
 
 from jaxpage.errors import RequestError
@@ -90,10 +90,13 @@ class SamplingParams:
     skip_special_tokens: bool = True
     detokenize: bool = True
     logits_processors: tuple[Callable[..., Any], ...] = ()
+    extra_args: Mapping[str, Any] | None = field(default=None, hash=False)
+    """Settings of sampler stages of the caller's own, by name; nothing here reads them."""
 
     def __post_init__(self) -> None:
         put = object.__setattr__
         _make_plain(self)
+        put(self, "extra_args", _extra(self.extra_args))
         put(self, "stop", _strings("stop", self.stop))
         put(self, "bad_words", _strings("bad_words", self.bad_words))
         put(self, "stop_token_ids", _ids("stop_token_ids", self.stop_token_ids))
@@ -244,6 +247,14 @@ def _ids(name: str, value: Iterable[int] | None) -> tuple[int, ...]:
     for item in items:
         _whole(name, item, 0)
     return cast("tuple[int, ...]", items)
+
+
+def _extra(value: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise _wrong("extra_args", value, "a mapping of names to settings")
+    return dict(value)
 
 
 def _bias(value: Mapping[int, float]) -> FrozenBias:

@@ -166,3 +166,14 @@ def test_settings_with_a_logit_bias_hash_and_stay_as_they_are() -> None:
         given.logit_bias[5] = 1.0  # type: ignore[index]  # what is refused
     for again in (copy.deepcopy(given), pickle.loads(pickle.dumps(given)), replace(given, seed=1)):
         assert again.logit_bias == given.logit_bias
+
+
+def test_settings_of_other_stages_are_carried_as_they_are() -> None:
+    given = SamplingParams(extra_args={"depth": [1, 2]})
+    assert given == SamplingParams(extra_args={"depth": [1, 2]}) != SamplingParams()
+    for again in (copy.deepcopy(given), pickle.loads(pickle.dumps(given)), replace(given, seed=1)):
+        assert again.extra_args == {"depth": [1, 2]}
+    assert isinstance(hash(given), int)
+    for wrong in ([1], {1: 2}):
+        with pytest.raises(RequestError, match="extra_args"):
+            SamplingParams(extra_args=wrong)  # type: ignore[arg-type]  # what is refused

@@ -48,9 +48,9 @@ class EngineOptions:
     where preemption is swap, else none."""
     shared_prefix_decode: bool = True
     """Whether rows of a step that share leading blocks read those once, where that pays."""
-    attention: Literal["auto", "xla", "native", "reference", "pallas"] = "auto"
-    """auto: pallas on a GPU, native on a CPU where it is built, else xla.
-    The products of the model follow."""
+    attention: Literal["auto", "xla", "native", "reference", "pallas"] | Backend = "auto"
+    """What computes: a backend by name, the products of the model too, or one of your own.
+    auto: pallas on a GPU, native on a CPU where it is built, else xla."""
     tensor_parallel_size: int = 1
     seed: int | None = None
     """Starts the stream that requests without a seed of their own use; None: a random one."""
@@ -59,7 +59,13 @@ class EngineOptions:
         """These options; ConfigError for a value out of range or a feature of a later version."""
         _choice("dtype", self.dtype, ("auto", *DTYPES))
         _choice("preemption", self.preemption, ("auto", "recompute", "swap"))
-        _choice("attention", self.attention, ("auto", *BACKENDS))
+        if isinstance(self.attention, str):
+            _choice("attention", self.attention, ("auto", *BACKENDS))
+        elif not isinstance(self.attention, Backend):
+            raise ConfigError(
+                f"got attention={self.attention!r}, wanted a name or a backend; see "
+                "jaxpage.device.ops.Backend"
+            )
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
             _whole(name, getattr(self, name), 1, MOST_ROWS if name == "max_num_seqs" else MOST)
         for name, least in (("num_blocks", 1), ("max_model_len", 1), ("swap_blocks", 0)):

@@ -170,7 +170,8 @@ class RequestFactory:
         most = self._num_adapters
         if not isinstance(adapter, int) or isinstance(adapter, bool) or not 0 <= adapter <= most:
             raise RequestError(
-                f"got adapter={adapter!r}, wanted 0 for none or one of the engine's {most}; change it"
+                f"got adapter={adapter!r}, wanted 0 for none or one of the engine's {most}; "
+                "change it"
             )
 
     def _need_tokenizer(self, what: str) -> Tokenizer:
