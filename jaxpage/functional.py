@@ -91,6 +91,7 @@ class _WithAttention(Xla):
         v: Array,
         layer_kv: LayerKV,
         step: StepInput,
+        *,
         spec: AttentionSpec,
     ) -> tuple[Array, LayerKV]:
         assert self.function is not None, "no attention function"

@@ -199,8 +199,8 @@ class BeamSearchParams:
 
 
 def _make_plain(params: SamplingParams | BeamSearchParams) -> None:
-    for field in fields(params):
-        object.__setattr__(params, field.name, plain(getattr(params, field.name)))
+    for each in fields(params):
+        object.__setattr__(params, each.name, plain(getattr(params, each.name)))
 
 
 def _wrong(name: str, got: object, wanted: str) -> RequestError:

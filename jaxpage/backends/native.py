@@ -57,12 +57,13 @@ class Native(Xla):
         v: Array,
         layer_kv: LayerKV,
         step: StepInput,
+        *,
         spec: AttentionSpec,
     ) -> tuple[Array, LayerKV]:
         """A token's result is the same to the bit in any batch and however its row was cut into
         steps. Mixed steps are taken whole."""
         if spec.soft_cap is not None or layer_kv.k.dtype == jnp.float16:
-            return super().attention(q, k, v, layer_kv, step, spec)
+            return super().attention(q, k, v, layer_kv, step, spec=spec)
         out, k_pool, v_pool = native.paged_attention(
             q,
             k,

@@ -28,10 +28,11 @@ class Pallas(Xla):
         v: Array,
         layer_kv: LayerKV,
         step: StepInput,
+        *,
         spec: AttentionSpec,
     ) -> tuple[Array, LayerKV]:
         attend = attend_pallas if spec.soft_cap is None else attend_xla
-        return store_then_attend(attend, q, k, v, layer_kv, step, spec)
+        return store_then_attend(q, k, v, layer_kv, step, attend=attend, spec=spec)
 
 
 def attend_pallas(q: Array, layer_kv: LayerKV, step: StepInput, spec: AttentionSpec) -> Array:

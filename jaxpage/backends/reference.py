@@ -28,6 +28,7 @@ class Reference(Xla):
         v: Array,
         layer_kv: LayerKV,
         step: StepInput,
+        *,
         spec: AttentionSpec,
     ) -> tuple[Array, LayerKV]:
-        return store_then_attend(attend_reference, q, k, v, layer_kv, step, spec)
+        return store_then_attend(q, k, v, layer_kv, step, attend=attend_reference, spec=spec)

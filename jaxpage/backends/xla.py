@@ -85,9 +85,10 @@ class Xla:
         v: Array,
         layer_kv: LayerKV,
         step: StepInput,
+        *,
         spec: AttentionSpec,
     ) -> tuple[Array, LayerKV]:
-        return store_then_attend(attend_xla, q, k, v, layer_kv, step, spec)
+        return store_then_attend(q, k, v, layer_kv, step, attend=attend_xla, spec=spec)
 
     def argmax_logsumexp(self, logits: Array) -> tuple[Array, Array]:
         return argmax_logsumexp(logits)

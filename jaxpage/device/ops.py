@@ -73,6 +73,7 @@ class Backend(Protocol):
         v: Array,
         layer_kv: LayerKV,
         step: StepInput,
+        *,
         spec: AttentionSpec,
     ) -> tuple[Array, LayerKV]:
         """(attention of q [T, N, H], the layer with k and v [T, K, H] stored first).
@@ -139,7 +140,7 @@ class Ops:
         self, q: Array, k: Array, v: Array, layer_kv: LayerKV, spec: AttentionSpec
     ) -> tuple[Array, LayerKV]:
         """The backend's, of this step; see `Backend.attention`."""
-        return self.backend.attention(q, k, v, layer_kv, self.step, spec)
+        return self.backend.attention(q, k, v, layer_kv, self.step, spec=spec)
 
     def prompt_lens(self) -> Array:
         """Tokens of the prompt of each token's row: [T] int32; padding has the last row's."""

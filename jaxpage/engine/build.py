@@ -53,7 +53,16 @@ def build(
             f"{config.dtype!r}, wanted the same; cast the params or leave dtype out"
         )
     known = None if tokenizer is None else as_tokenizer(tokenizer)
-    return _assemble(options, config, params, known, placement, stages, adapters, report)
+    return _assemble(
+        options,
+        config,
+        params,
+        known,
+        placement=placement,
+        stages=stages,
+        adapters=adapters,
+        report=report,
+    )
 
 
 def _load(
@@ -70,6 +79,7 @@ def _assemble(
     config: ModelConfig,
     params: dict[str, Any],
     tokenizer: Tokenizer | None,
+    *,
     placement: Placement | None,
     stages: tuple[Stage, ...],
     adapters: Adapters | None,

@@ -17,12 +17,13 @@ Attend = Callable[[Array, LayerKV, StepInput, AttentionSpec], Array]
 
 
 def store_then_attend(
-    attend: Attend,
     q: Array,
     k: Array,
     v: Array,
     layer_kv: LayerKV,
     step: StepInput,
+    *,
+    attend: Attend,
     spec: AttentionSpec,
 ) -> tuple[Array, LayerKV]:
     """(attention of q [T, N, H], the layer with k and v [T, K, H] stored)."""
