@@ -28,7 +28,6 @@ from jaxpage.device.types import DrawInput, KVCache, SamplingInput, StepShape, u
 from jaxpage.engine.batch import StepInputBuilder, draw_rows, prompt_targets, to_result
 from jaxpage.engine.block_moves import BlockMover
 from jaxpage.engine.faults import StepFault
-from jaxpage.engine.huge_pages import renew_zeros, use_huge_pages
 from jaxpage.engine.ladders import Ladders
 from jaxpage.engine.programs import Programs, Report, places_read, shape_tree
 from jaxpage.engine.sampling_batch import SamplingBuilder
@@ -36,6 +35,7 @@ from jaxpage.errors import ConfigError, JaxpageError
 from jaxpage.host.buckets import cut_to_rung
 from jaxpage.host.plan import PlannedRow, StepPlan, StepResult
 from jaxpage.models.params import checked_params
+from jaxpage.native.huge_pages import renew_zeros, use_huge_pages
 from jaxpage.reading import reason
 from jaxpage.sampling_params import MAX_LOGPROBS
 from jaxpage.terms import default_device, engine_terms

@@ -115,7 +115,7 @@ def test_native_linear_keeps_what_linear_promises(rows: int) -> None:
     ("rows", "outputs", "size"),
     [(0, 3, 4), (3, 0, 4), (100, 0, 4), (3, 4, 0), (100, 4, 0), (0, 0, 0)],
 )
-def test_products_of_nothing_are_empty_or_zero(rows: int, outputs: int, size: int) -> None:
+def test_matmuls_of_nothing_are_empty_or_zero(rows: int, outputs: int, size: int) -> None:
     for dtype in (jnp.float32, jnp.bfloat16):
         y = native.product(jnp.ones((rows, size)), jnp.ones((outputs, size), dtype))
         np.testing.assert_array_equal(y, np.zeros((rows, outputs)))
@@ -129,7 +129,7 @@ def test_one_thread_gives_the_same_bits() -> None:
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "import jax.numpy as jnp, numpy as np\n"
         "from jaxpage import native\n"
-        "from tests.native.test_product import numbers\n"
+        "from tests.native.test_matmul import numbers\n"
         "x, w = numbers(17, 1000, 83)\n"
         "y = np.asarray(native.product(jnp.asarray(x), jnp.asarray(w)))\n"
         "import sys; sys.stdout.buffer.write(y.tobytes())\n"
