@@ -10,20 +10,12 @@ from jax import Array, lax
 from pallas_kernels._compat import local_target
 from pallas_kernels._tiles import Spec, power_of_two
 from pallas_kernels.config import Kind, Tuning, choose
+from pallas_kernels.write import KVPool
 
 FLOAT8 = jnp.dtype(jnp.float8_e4m3fn)
 QUERY_DTYPES = ("float32", "bfloat16", "float16")
 MOST_ELEMENTS = 2**31 - 1
 """Of one pool array: kernels count with 32 bits."""
-
-
-class Pool(NamedTuple):
-    """A layer's pool as callers hand it over."""
-
-    k: Array  # [P, S, K, H]
-    v: Array
-    k_scales: Array | None  # float32 [P, S, K], with 8-bit pools only
-    v_scales: Array | None
 
 
 class FlatPool(NamedTuple):
@@ -46,7 +38,7 @@ class Scoring(NamedTuple):
 
 
 def check(
-    q: Array, pool: Pool, block_tables: Array, lengths: tuple[Array, ...], scoring: Scoring
+    q: Array, pool: KVPool, block_tables: Array, lengths: tuple[Array, ...], scoring: Scoring
 ) -> None:
     """ValueError for shapes and dtypes that do not fit together."""
     if q.ndim != 3 or pool.k.ndim != 4 or pool.k.shape != pool.v.shape:
@@ -75,7 +67,7 @@ def check(
         raise ValueError(f"got sliding_window={window}, wanted at least 1, or None")
 
 
-def choose_for(kind: Kind, q: Array, pool: Pool) -> Tuning:
+def choose_for(kind: Kind, q: Array, pool: KVPool) -> Tuning:
     """The tuning for these arrays on this process's card."""
     return choose(
         kind,
@@ -87,7 +79,7 @@ def choose_for(kind: Kind, q: Array, pool: Pool) -> Tuning:
     )
 
 
-def flatten(pool: Pool) -> FlatPool:
+def flatten(pool: KVPool) -> FlatPool:
     """The pool as the kernels see it; nothing is copied."""
     k, v = (array.reshape(-1, array.shape[-1]) for array in (pool.k, pool.v))
     if k.dtype == FLOAT8:
@@ -97,7 +89,7 @@ def flatten(pool: Pool) -> FlatPool:
 
 
 def make_spec(
-    q: Array, pool: Pool, block_tables: Array, scoring: Scoring, tuning: Tuning, *, most_rows: int
+    q: Array, pool: KVPool, block_tables: Array, scoring: Scoring, tuning: Tuning, *, most_rows: int
 ) -> Spec:
     """`most_rows`: queries times heads that one tile could use; smaller tiles than tuned then."""
     num_heads, head_dim = q.shape[1:]
@@ -119,7 +111,7 @@ def make_spec(
     )
 
 
-def _check_storage(pool: Pool) -> None:
+def _check_storage(pool: KVPool) -> None:
     """ValueError for a pool of a wrong dtype, scales or size."""
     dtype = pool.k.dtype
     is_quantised = not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize == 1

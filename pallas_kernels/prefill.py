@@ -16,10 +16,11 @@ from jax import Array
 from jax.experimental import pallas as pl
 
 from pallas_kernels import _arguments
-from pallas_kernels._arguments import Pool, Scoring
+from pallas_kernels._arguments import Scoring
 from pallas_kernels._compat import call, load, own_constants, store
 from pallas_kernels._tiles import NOWHERE, PoolRefs, Spec, attend, tile_rows
 from pallas_kernels.config import Tuning
+from pallas_kernels.write import KVPool
 
 
 @own_constants()
@@ -47,7 +48,7 @@ def paged_prefill_attention(
     one query is a decode row, a row of none is legal, and what lies beyond the last entry is
     padding, whose result is exactly 0. The rest is as in `paged_decode_attention`.
     """
-    pool = Pool(k_pool, v_pool, k_scales, v_scales)
+    pool = KVPool(k_pool, v_pool, k_scales, v_scales)
     scoring = Scoring(scale, sliding_window, soft_cap)
     _arguments.check(q, pool, block_tables, (context_lens, query_starts), scoring)
     out, lse = _prefill(
@@ -75,7 +76,7 @@ class _Tiles(NamedTuple):
 @partial(jax.jit, static_argnames=("scoring", "tuning", "interpret"))
 def _prefill(
     q: Array,
-    pool: Pool,
+    pool: KVPool,
     block_tables: Array,
     context_lens: Array,
     query_starts: Array,

@@ -20,12 +20,12 @@ OUTSIDE = 2**31 - 1
 
 
 class KVPool(NamedTuple):
-    """One layer's pool; scales are None where K and V are stored as they are."""
+    """One layer's pool. The scales go with int8 and float8 pools only."""
 
     k: Array  # [P, S, K, H]
-    v: Array
+    v: Array  # [P, S, K, H]
     k_scales: Array | None = None  # float32 [P, S, K]
-    v_scales: Array | None = None
+    v_scales: Array | None = None  # float32 [P, S, K]
 
 
 @own_constants()
