@@ -36,9 +36,9 @@ def paged_decode_attention(
     """Attention [B, N, H] of one query a row, in q's dtype; float32 inside.
 
     q [B, N, H]: the query of each row's last token, whose K and V are in the pool already.
-    k_pool, v_pool [P, S, K, H], N a multiple of K. block_tables int32 [B, M]: block ids in logical
-    order, anything beyond the live ones. context_lens int32 [B], at most M * S; 0 gives exactly 0.
-    Slots beyond the live tokens may hold anything.
+    k_pool, v_pool [P, S, K, H], N a multiple of K. block_tables int32 [B, M]: each row's block ids
+    in the order of its tokens. context_lens int32 [B]: how many tokens a row has, at most M * S; 0
+    gives exactly 0. Entries and slots beyond those tokens may hold anything.
 
     A query sees the last `sliding_window` tokens; scores are soft_cap * tanh(score / soft_cap).
     int8 and float8_e4m3fn pools come with `k_scales` and `v_scales` float32 [P, S, K].

@@ -45,7 +45,7 @@ def shared_prefix_decode_attention(
 ) -> Array | tuple[Array, Array]:
     """What `paged_decode_attention` gives, with shared leading blocks read once a group.
 
-    group_rows int32 [G, R]: the rows of each group, no row twice; B for none, behind the rows.
+    group_rows int32 [G, R]: the rows of each group, no row twice, padded behind with B.
     prefix_lens int32 [G]: tokens that the group shares, at most the context of each of its rows;
     0 for an empty group. They are read through the table of the group's first row. Rows in no
     group are plain decode rows. `tunings`: of the prefix and of the tails.
