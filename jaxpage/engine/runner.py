@@ -129,7 +129,7 @@ class Runner:
             self.programs, pool, num_swap_blocks=cache.num_swap_blocks, put=self._put
         )
         self._sampling = SamplingBuilder(engine, config.vocab_size, put=self._put)
-        self._summarise = native.summarise if engine.attention == "native" else summarise
+        self._summarise = native.argmax_logsumexp if engine.attention == "native" else summarise
 
     @jax.disable_jit(False)  # which forbids calls of what was compiled ahead of time
     def dispatch(self, plan: StepPlan) -> Ticket:

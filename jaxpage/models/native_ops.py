@@ -19,7 +19,7 @@ def linear(
     """
     if w.dtype == jnp.float16:
         return layers.linear(x, w, bias, dtype=dtype)
-    y = native.product(x, w.reshape(-1, w.shape[-1])).astype(dtype or x.dtype)
+    y = native.matmul(x, w.reshape(-1, w.shape[-1])).astype(dtype or x.dtype)
     if bias is not None:
         y = y + bias.reshape(1, -1).astype(y.dtype)
     return y
@@ -27,17 +27,17 @@ def linear(
 
 def rms_norm(x: Array, scale: Array, *, eps: float) -> Array:
     """`layers.rms_norm`, natively."""
-    return native.norm(x, scale, eps=eps).astype(x.dtype)
+    return native.rms_norm(x, scale, eps=eps).astype(x.dtype)
 
 
 def swiglu(x: Array) -> Array:
     """`layers.swiglu`, natively, in float32 inside."""
-    return native.gate(x).astype(x.dtype)
+    return native.swiglu(x).astype(x.dtype)
 
 
 def rotate_qkv(qkv: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
     """`layers.rotate_qkv`, natively. XLA would compute the cosines again in every layer."""
-    q, k, v = (each.astype(qkv.dtype) for each in native.rotate(qkv, cos, sin))
+    q, k, v = (each.astype(qkv.dtype) for each in native.rope_qkv(qkv, cos, sin))
     return q, k, v
 
 
