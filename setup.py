@@ -15,8 +15,8 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CompileError
 
 HERE = Path("jaxpage/native")
-CALLS = ("ffi.cpp", "ffi_attention.cpp", "ffi_product.cpp", "parallel.cpp")
-SOURCES = ("attention.cpp", "product_few.cpp", "product_many.cpp", "rows.cpp")
+CALLS = ("ffi.cpp", "ffi_attention.cpp", "ffi_matmul.cpp", "parallel.cpp")
+SOURCES = ("attention.cpp", "matmul_few.cpp", "matmul_many.cpp", "rowwise.cpp")
 FLAGS = ["-std=c++17", "-O3", "-g0", "-ffp-contract=off", "-fno-math-errno"]
 SETS: dict[str, list[str]] = {"portable": []}
 """The kernels are compiled once for each of these sets of instructions."""

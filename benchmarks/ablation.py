@@ -145,7 +145,7 @@ def _head(bench: Bench) -> Callable[..., Any]:
 
 def _draw(bench: Bench) -> Callable[..., Any]:
     model: Any = Llama(bench.config, OPS[bench.ops])
-    summarise = native.summarise if bench.ops == "native" else sampling.summarise
+    summarise = native.argmax_logsumexp if bench.ops == "native" else sampling.summarise
 
     def run(params: Any, hidden: Array, small: Array) -> Any:
         rows = hidden.shape[0]

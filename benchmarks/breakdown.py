@@ -29,9 +29,9 @@ from benchmarks.sim.paged import answer as result_of
 from jaxpage import native
 from jaxpage.checkpoint import load
 from jaxpage.config import CacheConfig, EngineConfig, ModelConfig
-from jaxpage.engine.huge_pages import use_huge_pages
 from jaxpage.host.plan import Request
 from jaxpage.host.scheduler import Scheduler
+from jaxpage.native.huge_pages import use_huge_pages
 from jaxpage.sampling_params import SamplingParams
 
 BATCHES = (1, 4, 16, 32, 64)

@@ -220,11 +220,11 @@ def _native_parts() -> dict[str, Part]:
     )  # fmt: skip
     q = qkv[:, :, :2].reshape(3, 4, 8)
     return {
-        "native product": Part(native.product, (x, x)),
-        "native norm": Part(partial(native.norm, eps=1e-5), (x, x[0])),
-        "native gate": Part(native.gate, (x,)),
-        "native rotate": Part(native.rotate, (qkv, x[:, :4], x[:, 4:])),
-        "native summarise": Part(native.summarise, (x,)),
+        "native matmul": Part(native.matmul, (x, x)),
+        "native rms_norm": Part(partial(native.rms_norm, eps=1e-5), (x, x[0])),
+        "native swiglu": Part(native.swiglu, (x,)),
+        "native rope_qkv": Part(native.rope_qkv, (qkv, x[:, :4], x[:, 4:])),
+        "native argmax_logsumexp": Part(native.argmax_logsumexp, (x,)),
         "native attention": Part(run, (q, k, k, layer.k, layer.v)),
     }
 

@@ -1,4 +1,4 @@
-"""Checks the arguments that all attention functions share and lays the pool out for a kernel."""
+"""What all attention functions do with their arguments before a kernel is called."""
 
 from __future__ import annotations
 
@@ -10,35 +10,27 @@ from jax import Array, lax
 from pallas_kernels._compat import local_target
 from pallas_kernels._tiles import Spec, power_of_two
 from pallas_kernels.config import Kind, Tuning, choose
+from pallas_kernels.write import KVPool
 
 FLOAT8 = jnp.dtype(jnp.float8_e4m3fn)
 QUERY_DTYPES = ("float32", "bfloat16", "float16")
 MOST_ELEMENTS = 2**31 - 1
-"""Of one pool array: kernels count with 32 bits."""
-
-
-class Pool(NamedTuple):
-    """A layer's pool as callers hand it over."""
-
-    k: Array  # [P, S, K, H]
-    v: Array
-    k_scales: Array | None  # float32 [P, S, K], with 8-bit pools only
-    v_scales: Array | None
+"""Most numbers of one pool array: kernels count them with 32 bits."""
 
 
 class FlatPool(NamedTuple):
-    """A layer's pool as rows of one token and KV head each."""
+    """A layer's pool as kernels take it: a row for each token and KV head."""
 
     k: Array  # [P * S * K, H]; float8 as uint8
-    v: Array
-    scales: tuple[Array, ...]  # float32 [P * S * K], K's and V's; or none
+    v: Array  # [P * S * K, H]
+    scales: tuple[Array, ...]  # () or (K's, V's), each float32 [P * S * K]
 
     def arrays(self) -> tuple[Array, ...]:
         return (self.k, self.v, *self.scales)
 
 
 class Scoring(NamedTuple):
-    """What becomes of a product of query and key; static."""
+    """How the product of a query and a key becomes a score; static."""
 
     scale: float
     sliding_window: int | None
@@ -46,9 +38,9 @@ class Scoring(NamedTuple):
 
 
 def check(
-    q: Array, pool: Pool, block_tables: Array, lengths: tuple[Array, ...], scoring: Scoring
+    q: Array, pool: KVPool, block_tables: Array, lengths: tuple[Array, ...], scoring: Scoring
 ) -> None:
-    """ValueError for shapes and dtypes that do not fit together."""
+    """Raises ValueError for shapes and dtypes that do not fit together."""
     if q.ndim != 3 or pool.k.ndim != 4 or pool.k.shape != pool.v.shape:
         raise ValueError(
             f"got q {q.shape}, pools {pool.k.shape} and {pool.v.shape}, wanted q [B or T, N, H] "
@@ -75,7 +67,7 @@ def check(
         raise ValueError(f"got sliding_window={window}, wanted at least 1, or None")
 
 
-def choose_for(kind: Kind, q: Array, pool: Pool) -> Tuning:
+def choose_for(kind: Kind, q: Array, pool: KVPool) -> Tuning:
     """The tuning for these arrays on this process's card."""
     return choose(
         kind,
@@ -87,7 +79,7 @@ def choose_for(kind: Kind, q: Array, pool: Pool) -> Tuning:
     )
 
 
-def flatten(pool: Pool) -> FlatPool:
+def flatten(pool: KVPool) -> FlatPool:
     """The pool as the kernels see it; nothing is copied."""
     k, v = (array.reshape(-1, array.shape[-1]) for array in (pool.k, pool.v))
     if k.dtype == FLOAT8:
@@ -97,9 +89,13 @@ def flatten(pool: Pool) -> FlatPool:
 
 
 def make_spec(
-    q: Array, pool: Pool, block_tables: Array, scoring: Scoring, tuning: Tuning, *, most_rows: int
+    q: Array, pool: KVPool, block_tables: Array, scoring: Scoring, tuning: Tuning, *, most_rows: int
 ) -> Spec:
-    """`most_rows`: queries times heads that one tile could use; smaller tiles than tuned then."""
+    """What the kernel of a call is compiled for.
+
+    `most_rows`: the most rows, a query and head each, that a tile of this call could fill; a tile
+    that was tuned larger is made smaller.
+    """
     num_heads, head_dim = q.shape[1:]
     _, block_size, num_kv_heads, _ = pool.k.shape
     query_rows = min(power_of_two(tuning.query_rows), power_of_two(most_rows))
@@ -119,8 +115,8 @@ def make_spec(
     )
 
 
-def _check_storage(pool: Pool) -> None:
-    """ValueError for a pool of a wrong dtype, scales or size."""
+def _check_storage(pool: KVPool) -> None:
+    """Raises ValueError for a pool of a wrong dtype, scales or size."""
     dtype = pool.k.dtype
     is_quantised = not jnp.issubdtype(dtype, jnp.floating) or dtype.itemsize == 1
     if is_quantised and dtype not in (jnp.int8, FLOAT8):

@@ -1,4 +1,4 @@
-"""The one file that knows JAX versions and backends: how a kernel is called, and for which card.
+"""How a kernel is called and for which card: the one file that knows JAX's versions and backends.
 
 Pallas lowers to Triton only when told so with its `CompilerParams`; without them jax 0.10 takes
 Mosaic GPU. Triton's lowering is deprecated from jax 0.11 on: see docs/decisions for the successor.
@@ -24,7 +24,7 @@ from pallas_kernels.config import Target, Tuning
 load = triton.load
 store = triton.store
 
-# Known, and recorded as a decision; the user of a kernel can do nothing about it.
+# Known, and recorded as a decision; a user of the kernels can do nothing about it.
 warnings.filterwarnings(
     "ignore", "The Pallas Triton backend is deprecated", category=DeprecationWarning
 )
@@ -39,7 +39,7 @@ def local_target() -> Target:
 
 @contextmanager
 def lowering_for(target: Target, device_kind: str) -> Iterator[None]:
-    """Kernels that are lowered inside are made for a card that this machine may not have.
+    """Lowers kernels, inside the `with`, for a card that this machine may not have.
 
     `device_kind` is how JAX names the card, as in jax.devices()[0].device_kind.
     """
@@ -61,8 +61,11 @@ def lowering_for(target: Target, device_kind: str) -> Iterator[None]:
 
 @contextmanager
 def own_constants() -> Iterator[None]:
-    """For what is called outside of any jit: there each constant of ours is a transfer, which
-    `jax_transfer_guard` may forbid, and an infinity that is meant trips `jax_debug_infs`."""
+    """Lets a public function be called outside of jit under JAX's switches for debugging.
+
+    There each of its constants is a transfer to the device, which `jax_transfer_guard` may forbid,
+    and an infinity that is meant (the log-sum-exp of nothing) would trip `jax_debug_infs`.
+    """
     with jax.transfer_guard_host_to_device("allow"), jax.debug_infs(False):
         yield
 
@@ -85,13 +88,13 @@ def call(
     tuning: Tuning,
     interpret: bool | None,
 ) -> list[Array]:
-    """The kernel's outputs; every array is handed over whole, in the card's memory.
+    """The kernel's outputs. It gets each array whole, in the card's memory, and loads from there.
 
     interpret None: compiled where the program runs on a GPU, interpreted elsewhere. That is
     settled when the program is lowered, not by the backend of this process, so that a machine
-    without a card can compile for one. Under shard_map outputs vary over the mesh axes over which
-    any input does. That is true of compiled kernels only: to be interpreted there, it takes
-    `check_vma=False`, since JAX's interpreter gives its own index arrays no such axes.
+    without a card can compile for one. Under shard_map the outputs vary over each mesh axis that
+    some input varies over. To be interpreted there, a kernel needs shard_map's `check_vma=False`,
+    because JAX's interpreter makes index arrays that vary over no axis.
     """
     varying = frozenset[Any]().union(*(jax.typeof(a).manual_axis_type.varying for a in arrays))
     out_type = jax.sharding.ManualAxisType(varying=varying)
@@ -115,7 +118,7 @@ def call(
         )
 
     def interpreted(*arrays: Array) -> list[Array]:
-        """Its own arrays have none of a mesh's explicit axes, so those are hidden from it."""
+        """Hides a mesh's explicit axes from the interpreter, whose own arrays have none."""
         axes = _explicit_axes()
         if not axes:
             return run(True)(*arrays)
@@ -129,7 +132,7 @@ def call(
 
 
 def _explicit_axes() -> tuple[Any, ...]:
-    """The axes of the mesh around us whose shardings are part of an array's type."""
+    """The axes of the current mesh whose shardings are part of an array's type."""
     mesh = jax.sharding.get_abstract_mesh()
     pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(name for name, kind in pairs if kind == jax.sharding.AxisType.Explicit)

@@ -1,10 +1,10 @@
-"""Attention split over the KV length: every program takes one part of one unit's tokens.
+"""Attention split over the KV length: each program of the kernel takes one part of a unit's tokens.
 
 A unit is a range of one table's tokens and the rows whose queries attend to it: one row in plain
-decode, all rows that share a prefix in shared-prefix decode. The parts of all units are of one
-size, which follows the longest unit, so a ragged batch is balanced; programs beyond a unit's end
-leave at once. The parts are merged by a second kernel that reads live parts only (Flash-Decoding,
-Dao et al. 2023).
+decode, all rows that share a prefix in shared-prefix decode. All parts have the same size, which
+follows from the longest unit, so that a ragged batch is balanced; programs beyond a unit's end do
+nothing. A second kernel merges the parts, and reads those that have tokens (Flash-Decoding, Dao et
+al. 2023).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from pallas_kernels._tiles import (
 from pallas_kernels.config import Tuning
 
 MERGED_AT_ONCE = 16
-"""Parts that the merging kernel reads at once."""
+"""Parts that the merging kernel reads at a time."""
 
 
 class Units(NamedTuple):
-    """Ranges of tokens, and who attends to them. Rows are those of q."""
+    """U ranges of tokens, and the rows of q that attend to each; all int32."""
 
     tables: Array  # [U, M] block ids
     starts: Array  # [U]
-    ends: Array  # [U] tokens starts .. ends - 1
-    row_lengths: Array  # [B] tokens of the unit that the row is in; 0: in none
-    members: Array | None = None  # [U, R] rows of each unit; B: none. None: unit u is row u
-    firsts: Array | None = None  # [B] first token that a row's query sees; None: all
+    ends: Array  # [U] the unit is tokens starts .. ends - 1
+    row_lengths: Array  # [B] how many tokens the row's unit has; 0 for a row in no unit
+    members: Array | None = None  # [U, R] rows of each unit, padded with B; None: unit u is row u
+    firsts: Array | None = None  # [B] first token that the row's query sees; None: it sees all
 
 
 def attend_units(
@@ -59,7 +59,10 @@ def attend_units(
     name: str,
     interpret: bool | None,
 ) -> tuple[Array, Array]:
-    """(out [B, N, H], natural log-sum-exp [B, N] float32); 0 and -inf for rows in no unit."""
+    """(out [B, N, H], natural log-sum-exp float32 [B, N]); 0 and -inf for rows in no unit.
+
+    q [B, N, H]. `num_partitions`: into how many parts the longest unit is cut, at most.
+    """
     num_rows, num_heads, _ = q.shape
     is_whole = num_partitions == 1 and units.members is None  # nothing to merge
     part = -(-jnp.max(units.ends - units.starts) // num_partitions)
@@ -108,7 +111,8 @@ def _attend_parts(
     tuning: Tuning,
     interpret: bool | None,
 ) -> list[Array]:
-    """[out [B * parts * N, H], the softmax's top and total [B * parts * N]] of `part` tokens."""
+    """The first kernel's outputs: out [B * parts * N, H], and the softmax's top and total
+    [B * parts * N]. `part` int32 [1]: tokens of a part."""
     num_rows, num_heads, head_dim = q.shape
     lines = num_rows * num_partitions * num_heads
     optional = [array.reshape(-1) for array in (units.members, units.firsts) if array is not None]
@@ -137,11 +141,12 @@ def _attend_parts(
 
 @dataclass(frozen=True)
 class _Part:
-    """The kernel of one part of one unit for one tile of queries.
+    """The kernel: one tile of queries against one part of one unit.
 
-    Grid: query tiles of all KV heads, parts, units times tiles of members. Refs: q [B * N, H],
-    starts and ends [U], part [1], members [U * R], firsts [B], the pool; outputs out
-    [B * parts * N, H] and the softmax's top and total [B * parts * N].
+    Grid: (query tiles of all KV heads, parts, units times tiles of members). Refs: q [B * N, H],
+    starts and ends [U], part [1], members [U * R] and firsts [B] where there are any, the tables
+    [U * M] and the pool; outputs out [B * parts * N, H] and the softmax's top and total
+    [B * parts * N].
     """
 
     spec: Spec
@@ -202,7 +207,7 @@ class _Part:
         store(total.at[line], state.total, mask=live)
 
     def _rows(self, members: Any, unit: Array, member: Array, live: Array) -> tuple[Array, Array]:
-        """The row of q of each row of the tile, and whether there is one."""
+        """(row of q [tile], whether there is one [tile]) of each row of the query tile."""
         if members is None:
             return jnp.full_like(member, unit), live & (member == 0)
         member += pl.program_id(2) % self.member_tiles * self.tile_members
@@ -212,10 +217,10 @@ class _Part:
 
 
 def _merge_parts(*refs: Any, num_partitions: int, head_dim: int) -> None:
-    """Merges the live parts of one row and head. Grid: heads, rows.
+    """The merging kernel: the parts of one row and head that have tokens. Grid: (heads, rows).
 
     Refs: out, top and total of the parts, row_lengths [B], part [1]; outputs out [B * N, H] and
-    log-sum-exp [B * N].
+    natural log-sum-exp [B * N].
     """
     parts, tops, totals, lengths, part, out, lse = refs
     head, row, num_heads = pl.program_id(0), pl.program_id(1), pl.num_programs(0)

@@ -4,9 +4,9 @@
     token   0    1    2    3    4    5          its block is table[token // 4]
     row    41   43   45   47   17   19          (block * 4 + token % 4) * 2 + 1
 
-A tile of tokens crosses block borders freely, so any block size works. Tiles are powers of two;
+A tile of tokens may cross the borders of blocks, so any block size works. Tiles are powers of two;
 what lies beyond a row's live tokens, a group's heads or a head's numbers is masked. The softmax is
-FlashAttention's (Dao et al. 2022, algorithm 1) in base 2, float32 whatever the pool holds.
+FlashAttention's (Dao et al. 2022, algorithm 1) in base 2, and float32 whatever the pool holds.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from jax import Array, lax
 from pallas_kernels._compat import load
 
 MASKED = -1e30
-"""A finite floor for masked scores: -inf minus -inf would be NaN."""
+"""The score of a masked key: finite, because -inf minus -inf would be NaN."""
 NO_TOP = MASKED / 2
-"""The top of nothing: so far above MASKED that masked keys weigh exactly 0 against it."""
+"""Largest score of no keys: so far above MASKED that masked keys weigh exactly 0 beside it."""
 NOWHERE = 2**30
-"""Where masked rows of a tile are stored: interpret mode writes old values there, so a place that
-a live row is stored to would lose its new value. It drops what lies outside an array."""
+"""The index that masked rows of a tile are stored at. Interpret mode stores a masked row's old
+value at its index, and so would undo what a live row stored there; beyond the array it stores
+nothing."""
 LOG2_E = math.log2(math.e)
 SMALLEST_TILE = 16
-"""What a matrix instruction takes."""
+"""The fewest rows, and columns, that a matrix instruction takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +38,28 @@ class Spec:
     """What a kernel is compiled for."""
 
     block_size: int
+    """Tokens of a block."""
     table_width: int
+    """Blocks of a table."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
     block_k: int
+    """Tokens of a tile of K and V, a power of two."""
     query_rows: int
-    """Rows of the query tile, a power of two."""
+    """Rows of the query tile, one for each query and head; a power of two."""
     tile_heads: int
     """Query heads of one tile; a larger group takes several tiles."""
     scale: float
     sliding_window: int | None
+    """How many tokens a query sees, its own included."""
     soft_cap: float | None
     is_float8: bool
     """The pool arrives as uint8 and holds float8_e4m3fn."""
 
     @property
     def group(self) -> int:
+        """Query heads of one KV head."""
         return self.num_heads // self.num_kv_heads
 
     @property
@@ -68,34 +74,35 @@ class Spec:
 
     @property
     def columns(self) -> Array:
+        """Indices of a tile's columns: int32 [1, width]."""
         return jnp.arange(self.width, dtype=jnp.int32)[None, :]
 
     def within(self, rows: Array) -> Array:
-        """Mask [R, 1] or [R, width] of a tile's numbers, given that of its rows."""
+        """Mask of a tile's numbers, [R, 1] or [R, width], given that of its rows [R]."""
         mask = rows[:, None]
         return mask if self.width == self.head_dim else mask & (self.columns < self.head_dim)
 
 
 class PoolRefs(NamedTuple):
-    """A layer's pool inside a kernel."""
+    """A layer's pool and the block tables, as references inside a kernel."""
 
     tables: Any  # int32 [B * M]
     k: Any  # [P * S * K, H]
     v: Any  # [P * S * K, H]
     k_scales: Any = None  # float32 [P * S * K]
-    v_scales: Any = None
+    v_scales: Any = None  # float32 [P * S * K]
 
 
 class Softmax(NamedTuple):
-    """An online softmax in base 2 of a tile of queries, float32."""
+    """The online softmax of a tile of queries, in base 2; float32."""
 
-    acc: Array  # [R, width] weighted sum of V
-    top: Array  # [R] largest score so far
-    total: Array  # [R] sum of weights
+    acc: Array  # [R, width] weighted sums of V
+    top: Array  # [R] largest scores so far, times log2(e)
+    total: Array  # [R] sums of weights, 2 ** (score - top)
 
     @classmethod
     def empty(cls, rows: int, width: int) -> Softmax:
-        """Of nothing."""
+        """Of no keys."""
         return cls(
             jnp.zeros((rows, width), jnp.float32),
             jnp.full((rows,), NO_TOP, jnp.float32),
@@ -103,27 +110,27 @@ class Softmax(NamedTuple):
         )
 
     def normalised(self) -> Array:
-        """acc over total; exactly 0 where nothing was seen."""
+        """acc / total [R, width]; exactly 0 where no key was seen."""
         return (
             self.acc
             * jnp.where(self.total > 0, 1 / jnp.where(self.total > 0, self.total, 1), 0)[:, None]
         )
 
     def log_sum_exp(self) -> Array:
-        """Natural; -inf where nothing was seen."""
+        """Natural log-sum-exp of the scores [R]; -inf where no key was seen."""
         return log_sum_exp(self.top, self.total)
 
 
 def log_sum_exp(top: Array, total: Array) -> Array:
-    """The natural log-sum-exp of a softmax in base 2; -inf of nothing."""
+    """The natural log-sum-exp of a softmax in base 2; -inf where no key was seen."""
     log = jnp.log2(jnp.where(total > 0, total, 1))
     return jnp.where(total > 0, (top + log) * (1 / LOG2_E), -jnp.inf)
 
 
 def tile_rows(spec: Spec, tile: Array) -> tuple[Array, Array, Array, Array]:
-    """(KV head, query of the tile [R], query head [R], is a row of the tile [R]).
+    """(KV head, query of the tile [R], query head [R], whether the row is used [R]).
 
-    `tile` counts a KV head's tiles, head by head:
+    `tile` counts the tiles of all KV heads, one head after the other. The rows of one tile:
 
         group 3, query_rows 16   row    0  1  2  3  4  5 ... 14  15
                                  query  0  0  0  1  1  1      4   -
@@ -149,7 +156,7 @@ def attend(
     first: Array | None = None,
     last: Array | None = None,
 ) -> Softmax:
-    """Queries [R, width] against tokens start .. end - 1 of one row.
+    """The softmax of queries [R, width] over tokens start .. end - 1 of one row's table.
 
     Query r sees tokens first[r] .. last[r] of those; None: no such limit.
     """
@@ -196,6 +203,7 @@ def _seen(token: Array, live: Array, first: Array | None, last: Array | None) ->
 def _pool_rows(
     pool: PoolRefs, spec: Spec, table_row: Array, kv_head: Array, token: Array, live: Array
 ) -> Array:
+    """The row of the flat pool [block_k] where each token of a tile lies; block 0's if not live."""
     size = jnp.full_like(token, spec.block_size)
     entry = table_row * spec.table_width + lax.div(token, size)
     block = load(pool.tables.at[entry], mask=live, other=0)
@@ -203,16 +211,17 @@ def _pool_rows(
 
 
 def _load_rows(ref: Any, spec: Spec, rows: Array, live: Array, dtype: jnp.dtype) -> Array:
-    """[block_k, width] in the queries' dtype; 0 where not live.
+    """K or V of a tile of tokens [block_k, width] in the queries' dtype; 0 where not live.
 
-    V too: a weight of 0 times a stale NaN would be NaN.
+    V needs the 0 too: a weight of 0 times a stale NaN would be NaN.
     """
     zero = jnp.zeros((), ref.dtype)
     stored = load(ref.at[rows[:, None], spec.columns], mask=spec.within(live), other=zero)
     if not spec.is_float8:
         return stored.astype(dtype)
-    # float8_e4m3fn in the bits of float16, whose exponent is 8 larger: no card before Hopper
-    # converts it. s eeee mmm -> s 0eeee mmm0000000, denormals included, times 2 ** 8.
+    # No card before Hopper converts float8_e4m3fn. Its bits put into a float16, s eeee mmm ->
+    # s 0eeee mmm0000000, are the number divided by 2 ** 8, denormals included: the biases of the
+    # exponents are 7 and 15.
     bits = stored.astype(jnp.uint16)
     bits = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)
     return (lax.bitcast_convert_type(bits, jnp.float16) * 256).astype(dtype)
@@ -221,7 +230,7 @@ def _load_rows(ref: Any, spec: Spec, rows: Array, live: Array, dtype: jnp.dtype)
 def _product(a: Array, b: Array, contracted: int) -> Array:
     """a [R, X] times b over b's axis `contracted`, in float32.
 
-    A product of float32 numbers would be TF32 on a GPU without being told.
+    Float32 is multiplied exactly only if asked for: a GPU would use TF32.
     """
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     dimensions = (((1,), (contracted,)), ((), ()))

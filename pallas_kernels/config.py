@@ -1,4 +1,4 @@
-"""How large a kernel's tiles are and how far it splits: the only place that knows cards.
+"""How large a kernel's tiles are and how many parts it has: the only place that knows cards.
 
 The numbers were chosen from what the compiler reports (registers, spills, shared memory), not by
 timing on a card; a kernel is right with any of them.
@@ -28,13 +28,15 @@ class Tuning:
     block_k: int
     """Tokens of K and V that one turn of the loop reads."""
     query_rows: int
-    """Rows of a query tile, one a query and head; raised to what one query's group needs."""
+    """Rows of a query tile, one for each query and head; fewer where a call can't fill them."""
     partition_tokens: int
     """Fewest tokens that are worth a program of their own."""
     max_partition_tokens: int
     """Most tokens of a program, so that one long row does not outlast all others."""
     num_warps: int
+    """Groups of 32 threads that run a program."""
     num_stages: int
+    """Turns of the loop whose reads are under way at once."""
 
 
 _SHAPES: dict[tuple[str, str, str], tuple[int, int, int, int]] = {
@@ -111,10 +113,11 @@ def _sizes(dtype: str, kv_dtype: str, head_dim: int) -> Iterator[str]:
 def num_partitions(
     *, programs: int, capacity_tokens: int, tuning: Tuning, num_multiprocessors: int
 ) -> int:
-    """Into how many parts the longest row is cut, `programs` being the programs without cuts.
+    """Into how many parts a row of `capacity_tokens` is cut.
 
-    Enough for two programs a multiprocessor, so that one long row fills the card too; no part
-    under partition_tokens or over max_partition_tokens.
+    `programs`: how many programs there are with one part a row. Enough parts for two programs a
+    multiprocessor, so that one long row fills the card too; no part under partition_tokens or over
+    max_partition_tokens.
     """
     filling = -(-2 * num_multiprocessors // max(programs, 1))
     most = -(-capacity_tokens // tuning.partition_tokens)

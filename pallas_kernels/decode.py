@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels import _arguments
-from pallas_kernels._arguments import Pool, Scoring
+from pallas_kernels._arguments import Scoring
 from pallas_kernels._compat import local_target, own_constants
 from pallas_kernels._split import Units, attend_units
 from pallas_kernels.config import Tuning, num_partitions
+from pallas_kernels.write import KVPool
 
 
 @own_constants()
@@ -35,9 +36,9 @@ def paged_decode_attention(
     """Attention [B, N, H] of one query a row, in q's dtype; float32 inside.
 
     q [B, N, H]: the query of each row's last token, whose K and V are in the pool already.
-    k_pool, v_pool [P, S, K, H], N a multiple of K. block_tables int32 [B, M]: block ids in logical
-    order, anything beyond the live ones. context_lens int32 [B], at most M * S; 0 gives exactly 0.
-    Slots beyond the live tokens may hold anything.
+    k_pool, v_pool [P, S, K, H], N a multiple of K. block_tables int32 [B, M]: each row's block ids
+    in the order of its tokens. context_lens int32 [B]: how many tokens a row has, at most M * S; 0
+    gives exactly 0. Entries and slots beyond those tokens may hold anything.
 
     A query sees the last `sliding_window` tokens; scores are soft_cap * tanh(score / soft_cap).
     int8 and float8_e4m3fn pools come with `k_scales` and `v_scales` float32 [P, S, K].
@@ -45,7 +46,7 @@ def paged_decode_attention(
     `interpret` None: compiled on NVIDIA GPUs, interpreted elsewhere; to be interpreted under
     shard_map, it takes `check_vma=False`. ValueError for arrays that do not fit together.
     """
-    pool = Pool(k_pool, v_pool, k_scales, v_scales)
+    pool = KVPool(k_pool, v_pool, k_scales, v_scales)
     scoring = Scoring(scale, sliding_window, soft_cap)
     _arguments.check(q, pool, block_tables, (context_lens,), scoring)
     out, lse = _decode(
@@ -64,7 +65,7 @@ def paged_decode_attention(
 @partial(jax.jit, static_argnames=("scoring", "tuning", "num_multiprocessors", "interpret"))
 def _decode(
     q: Array,
-    pool: Pool,
+    pool: KVPool,
     block_tables: Array,
     context_lens: Array,
     *,

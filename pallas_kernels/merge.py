@@ -1,4 +1,4 @@
-"""Merging of attention over disjoint sets of tokens, by their log-sum-exps."""
+"""Merges attention over disjoint sets of tokens, by their log-sum-exps."""
 
 from __future__ import annotations
 

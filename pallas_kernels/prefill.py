@@ -1,8 +1,8 @@
-"""Paged prefill attention: the last tokens of several rows, packed, behind what the pool holds.
+"""Paged prefill attention: the last tokens of several rows, packed one row after the other.
 
 context_lens  5  3  9   query_starts  0  2  3  7     T = 9
-row           0  0  1  2  2  2  2  .  .              row 0: tokens 3, 4 of its 5
-position      3  4  2  5  6  7  8  .  .              row 1: a decode row; row 2: behind 5
+row           0  0  1  2  2  2  2  .  .              row 0: its tokens 3 and 4; row 1: a decode row
+position      3  4  2  5  6  7  8  .  .              row 2: its last 4 of 9; then two of padding
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from jax import Array
 from jax.experimental import pallas as pl
 
 from pallas_kernels import _arguments
-from pallas_kernels._arguments import Pool, Scoring
+from pallas_kernels._arguments import Scoring
 from pallas_kernels._compat import call, load, own_constants, store
 from pallas_kernels._tiles import NOWHERE, PoolRefs, Spec, attend, tile_rows
 from pallas_kernels.config import Tuning
+from pallas_kernels.write import KVPool
 
 
 @own_constants()
@@ -47,7 +48,7 @@ def paged_prefill_attention(
     one query is a decode row, a row of none is legal, and what lies beyond the last entry is
     padding, whose result is exactly 0. The rest is as in `paged_decode_attention`.
     """
-    pool = Pool(k_pool, v_pool, k_scales, v_scales)
+    pool = KVPool(k_pool, v_pool, k_scales, v_scales)
     scoring = Scoring(scale, sliding_window, soft_cap)
     _arguments.check(q, pool, block_tables, (context_lens, query_starts), scoring)
     out, lse = _prefill(
@@ -64,10 +65,10 @@ def paged_prefill_attention(
 
 
 class _Tiles(NamedTuple):
-    """Which queries each program takes. The row after the last one holds the padding."""
+    """Which queries each program takes. The padding is a row of its own, row B."""
 
-    row: Array  # [tiles] B + 1: none
-    first: Array  # [tiles] the tile's first query in its row
+    row: Array  # [tiles] the tile's row; B + 1: the tile is not used
+    first: Array  # [tiles] the tile's first query, counted in its row
     starts: Array  # [B + 2] query_starts and T
     lengths: Array  # [B + 1] context_lens and 0
 
@@ -75,7 +76,7 @@ class _Tiles(NamedTuple):
 @partial(jax.jit, static_argnames=("scoring", "tuning", "interpret"))
 def _prefill(
     q: Array,
-    pool: Pool,
+    pool: KVPool,
     block_tables: Array,
     context_lens: Array,
     query_starts: Array,
@@ -107,7 +108,7 @@ def _prefill(
 
 
 def _cut(context_lens: Array, query_starts: Array, num_tokens: int, tile: int) -> _Tiles:
-    """Cuts each row's queries into tiles; as many tiles as any rows of T tokens could need."""
+    """Cuts each row's queries into tiles of `tile`, of which there are as many as T may need."""
     num_rows = context_lens.shape[0]
     starts = jnp.concatenate([query_starts, jnp.full((1,), num_tokens, jnp.int32)])
     lengths = jnp.concatenate([context_lens, jnp.zeros((1,), jnp.int32)])
@@ -121,11 +122,11 @@ def _cut(context_lens: Array, query_starts: Array, num_tokens: int, tile: int) -
 
 
 def _attend_tile(q: Any, *refs: Any, spec: Spec) -> None:
-    """The kernel of one tile. Grid: query tiles of all KV heads, tiles of tokens, last ones first
-    (they have the most to read).
+    """The kernel of one tile.
 
-    Refs: q [T * N, H], the fields of _Tiles, the tables, the pool; outputs out [T * N, H] and
-    log-sum-exp [T * N].
+    Grid: (query tiles of all KV heads, tiles of tokens, of which the last come first: they have the
+    most to read). Refs: q [T * N, H], the fields of _Tiles, the tables [B * M], the pool; outputs
+    out [T * N, H] and natural log-sum-exp [T * N].
     """
     tile_row, tile_first, starts, lengths, tables, *pool, out, lse = refs
     tile = pl.num_programs(1) - 1 - pl.program_id(1)

@@ -1,7 +1,7 @@
-"""The oracles: every kernel once more in plain float32 jnp, as short as can be, for tests.
+"""The oracles: each public function once more in plain float32 jnp, as short as can be, for tests.
 
-They take what the kernels take, but for tunings, read whole tables, and are differentiable in the
-queries.
+They take what the kernels take, but for tunings and `interpret`, read whole tables, and are
+differentiable in the queries.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def paged_prefill_attention(
     seen = (slot <= position[:, None]) & is_live[:, None]
     if sliding_window is not None:
         seen &= slot > position[:, None] - sliding_window
-    # Replaced, not multiplied by 0: what nobody sees may be NaN.
+    # Replaced, not multiplied by 0: what no query sees may be NaN.
     k, v = (jnp.where(seen[:, :, None, None], array, 0) for array in (k, v))
     group = num_heads // k.shape[2]
     k, v = (jnp.repeat(array, group, axis=2) for array in (k, v))
@@ -107,7 +107,7 @@ def shared_prefix_decode_attention(
     v_scales: Array | None = None,
     return_lse: bool = False,
 ) -> Array | tuple[Array, Array]:
-    """The same as decode: groups say where blocks are shared, never what a row sees."""
+    """The same as decode: groups tell which blocks are shared, never what a row sees."""
     del group_rows, prefix_lens
     return paged_decode_attention(
         q,
@@ -135,7 +135,7 @@ def write_kv(
     k_scales: Array | None = None,
     v_scales: Array | None = None,
 ) -> KVPool:
-    """A token at a time."""
+    """The pool with each token's K and V at its slot, written one token after the other."""
     arrays = {"k": (k_pool, k), "v": (v_pool, v)}
     if k_scales is not None and v_scales is not None:
         (k, new_k), (v, new_v) = quantize(k, k_pool.dtype), quantize(v, v_pool.dtype)
@@ -166,7 +166,7 @@ def _softmax(scores: Array, seen: Array) -> tuple[Array, Array]:
 
 
 def _rows(pool: Array, scales: Array | None, tables: Array) -> Array:
-    """[B, M * S, K, H] float32 of each row's table."""
+    """What each row's table names: float32 [B, M * S, K, H]."""
     num_rows = tables.shape[0]
     stored = pool.at[tables].get(mode="clip").reshape(num_rows, -1, *pool.shape[2:])
     if scales is None:

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from pallas_kernels import _arguments
-from pallas_kernels._arguments import Pool, Scoring
+from pallas_kernels._arguments import Scoring
 from pallas_kernels._compat import local_target, own_constants
 from pallas_kernels._split import Units, attend_units
 from pallas_kernels.config import Tuning, num_partitions
 from pallas_kernels.merge import merge_partials
+from pallas_kernels.write import KVPool
 
 
 @own_constants()
@@ -44,12 +45,12 @@ def shared_prefix_decode_attention(
 ) -> Array | tuple[Array, Array]:
     """What `paged_decode_attention` gives, with shared leading blocks read once a group.
 
-    group_rows int32 [G, R]: the rows of each group, no row twice; B for none, behind the rows.
+    group_rows int32 [G, R]: the rows of each group, no row twice, padded behind with B.
     prefix_lens int32 [G]: tokens that the group shares, at most the context of each of its rows;
     0 for an empty group. They are read through the table of the group's first row. Rows in no
     group are plain decode rows. `tunings`: of the prefix and of the tails.
     """
-    pool = Pool(k_pool, v_pool, k_scales, v_scales)
+    pool = KVPool(k_pool, v_pool, k_scales, v_scales)
     scoring = Scoring(scale, sliding_window, soft_cap)
     _arguments.check(q, pool, block_tables, (context_lens, group_rows, prefix_lens), scoring)
     if tunings is None:
@@ -73,7 +74,7 @@ def shared_prefix_decode_attention(
 @partial(jax.jit, static_argnames=("scoring", "tunings", "num_multiprocessors", "interpret"))
 def _decode(
     q: Array,
-    pool: Pool,
+    pool: KVPool,
     block_tables: Array,
     context_lens: Array,
     group_rows: Array,
@@ -110,7 +111,7 @@ def _decode(
 
 def _attend(
     q: Array,
-    pool: Pool,
+    pool: KVPool,
     units: Units,
     scoring: Scoring,
     tuning: Tuning,

@@ -1,8 +1,8 @@
-"""Writing K and V of one step into the pool, and storing them in 8 bits.
+"""Writes K and V of one step into the pool, and turns numbers into 8 bits and back.
 
-The write is XLA's own scatter: with slots that it knows to differ it needs no atomics, and with a
-donated pool it happens in place. Quantised pools keep one float32 scale a token and KV head, so a
-token is written without touching its neighbours.
+The write is XLA's own scatter: told that all slots differ it needs no atomics, and with a donated
+pool it happens in place. Quantised pools keep one float32 scale a token and KV head, so a token is
+written without touching its neighbours.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from pallas_kernels._compat import own_constants
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
 """The largest number of each 8-bit type."""
 OUTSIDE = 2**31 - 1
+"""A slot outside of any pool."""
 
 
 class KVPool(NamedTuple):
-    """One layer's pool; scales are None where K and V are stored as they are."""
+    """One layer's pool. The scales go with int8 and float8 pools only."""
 
     k: Array  # [P, S, K, H]
-    v: Array
+    v: Array  # [P, S, K, H]
     k_scales: Array | None = None  # float32 [P, S, K]
-    v_scales: Array | None = None
+    v_scales: Array | None = None  # float32 [P, S, K]
 
 
 @own_constants()
@@ -61,7 +62,7 @@ def write_kv(
 
 @own_constants()
 def quantize(x: Array, dtype: jnp.dtype | str) -> tuple[Array, Array]:
-    """(x in 8 bits [..., H], float32 scales [...]): one scale a head, x is their product.
+    """(x in 8 bits [..., H], float32 scales [...]), one scale a head: x is about their product.
 
     dtype is int8 or float8_e4m3fn; ValueError for any other.
     """
@@ -78,15 +79,16 @@ def quantize(x: Array, dtype: jnp.dtype | str) -> tuple[Array, Array]:
 
 @own_constants()
 def dequantize(values: Array, scales: Array, dtype: jnp.dtype | str = "float32") -> Array:
-    """The numbers that `quantize` stored, as `dtype`."""
+    """values [..., H] times scales [...]: about what `quantize` was given, as `dtype`."""
     return (values.astype(jnp.float32) * scales[..., None]).astype(dtype)
 
 
 def _scatter(pool: Array, tokens: Array, slots: Array) -> Array:
+    """pool [P, S, ...] with tokens [T, ...] at their slots."""
     flat = pool.reshape(-1, *pool.shape[2:])
     tokens = tokens.astype(pool.dtype)
     if slots.shape[0] == 1:
-        # XLA makes a slice update of a scatter of one row, and that copies the whole pool.
+        # XLA turns a scatter of one row into a slice update, which copies the whole pool.
         tokens = jnp.concatenate([tokens, tokens])
         slots = jnp.append(slots, jnp.int32(OUTSIDE))
     flat = flat.at[slots].set(tokens, mode="drop", unique_indices=True)

@@ -35,19 +35,19 @@ class Native(Xla):
         among larger ones."""
         if isinstance(w, Quantized) or w.dtype == jnp.float16:
             return super().linear(x, w, bias, dtype=dtype)
-        y = native.product(x, w.reshape(-1, w.shape[-1])).astype(dtype or x.dtype)
+        y = native.matmul(x, w.reshape(-1, w.shape[-1])).astype(dtype or x.dtype)
         return add_bias(y, bias)
 
     def rms_norm(self, x: Array, scale: Array, *, eps: float) -> Array:
-        return native.norm(x, scale, eps=eps).astype(x.dtype)
+        return native.rms_norm(x, scale, eps=eps).astype(x.dtype)
 
     def swiglu(self, x: Array) -> Array:
         """In float32 inside."""
-        return native.gate(x).astype(x.dtype)
+        return native.swiglu(x).astype(x.dtype)
 
     def rope_qkv(self, qkv: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
         """XLA would compute the cosines again in every layer."""
-        q, k, v = (each.astype(qkv.dtype) for each in native.rotate(qkv, cos, sin))
+        q, k, v = (each.astype(qkv.dtype) for each in native.rope_qkv(qkv, cos, sin))
         return q, k, v
 
     def attention(
@@ -81,4 +81,4 @@ class Native(Xla):
         return out.astype(q.dtype), LayerKV(k=k_pool, v=v_pool, scales=layer_kv.scales)
 
     def argmax_logsumexp(self, logits: Array) -> tuple[Array, Array]:
-        return native.summarise(logits)
+        return native.argmax_logsumexp(logits)

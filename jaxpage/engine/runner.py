@@ -26,7 +26,6 @@ from jaxpage.device.placement import Placement
 from jaxpage.device.types import DrawInput, KVCache, SamplingInput, StepShape, unpack
 from jaxpage.engine.batch import StepInputBuilder, draw_entries, prompt_targets, to_result
 from jaxpage.engine.faults import StepFault
-from jaxpage.engine.huge_pages import renew_zeros, use_huge_pages
 from jaxpage.engine.programs import Programs, Report
 from jaxpage.engine.sampling_inputs import STAGES, SamplingBuilder, Stage
 from jaxpage.engine.step_shapes import StepShapes
@@ -35,6 +34,7 @@ from jaxpage.errors import ConfigError, JaxpageError
 from jaxpage.host.buckets import cut_to_rung
 from jaxpage.host.plan import PlannedRow, StepPlan, StepResult
 from jaxpage.models.params import checked_params
+from jaxpage.native.huge_pages import renew_zeros, use_huge_pages
 from jaxpage.reading import reason
 from jaxpage.sampling_params import MAX_LOGPROBS
 

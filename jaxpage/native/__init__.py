@@ -1,31 +1,32 @@
-"""Native CPU kernels as XLA custom calls: matrix products, what lies between them, paged
-attention, and what sampling reads of all logits.
+"""CPU kernels in C++, called from JAX programs as XLA custom calls.
 
-They exist where the package was built with a C++ compiler, for an XLA interface that the JAX at
-hand takes; `is_built` tells. A leaf: knows arrays only, no step and no model. In a checkout:
-python setup.py build_ext --inplace
+Matrix products, RMS norm, SwiGLU, rotary positions, paged attention, and the argmax and logsumexp
+of logits; and `huge_pages`, memory that a CPU reads faster. The kernels exist where the package was
+built with a C++ compiler, and work where JAX takes the version of XLA's interface that they were
+built for: `is_built` tells. This package knows arrays, and no step or model. To build in a
+checkout: python setup.py build_ext --inplace
 """
 
 from jaxpage.native.kernels import (
     FEW_ROWS,
-    gate,
-    norm,
+    argmax_logsumexp,
+    matmul,
     paged_attention,
-    product,
-    rotate,
-    summarise,
+    rms_norm,
+    rope_qkv,
+    swiglu,
 )
 from jaxpage.native.library import MISSING, instruction_set, is_built
 
 __all__ = [
     "FEW_ROWS",
     "MISSING",
-    "gate",
+    "argmax_logsumexp",
     "instruction_set",
     "is_built",
-    "norm",
+    "matmul",
     "paged_attention",
-    "product",
-    "rotate",
-    "summarise",
+    "rms_norm",
+    "rope_qkv",
+    "swiglu",
 ]

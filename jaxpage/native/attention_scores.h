@@ -1,6 +1,6 @@
-// A chunk of keys against query vectors: from the pool to weights. Lanes are keys: a chunk's keys
-// are turned to columns once for all query vectors of a job, and a score is one sum over the head
-// in order, without sums over lanes. So it is the same to the bit in any tile.
+// Scores of query vectors against a chunk of keys, and their weights. Each lane of a vector is one
+// key: keys are transposed first, so that a score is added up over the head's entries in order, in
+// one lane, and is the same to the bit in any tile.
 #pragma once
 
 #include "attention_chunk.h"
@@ -10,21 +10,21 @@ namespace {
 
 using namespace jaxpage;
 
-// Calls use(d, columns, count) for entries d .. d + count - 1 of the head, in order: lane i of a
-// column is the key at offsets[i]. Asks for what is ahead meanwhile.
+// Transposes kLanes keys: calls use(d, columns, count) for entries d .. d + count - 1 of the head,
+// in order. Lane i of column j is entry d + j of the key at offsets[i]. Prefetches meanwhile.
 template <class T, class Use>
 JAXPAGE_INLINE void for_columns(int64_t head_dim, const T* keys, const int64_t* offsets,
-                                Ahead& ahead, Use use) {
+                                Prefetcher& prefetcher, Use use) {
   Vec rows[kLanes];
-  Ahead asked = ahead;  // a copy stays in registers
+  Prefetcher local = prefetcher;  // a copy stays in registers
   int64_t d = 0;
   for (; d + kLanes <= head_dim; d += kLanes) {
     for (int i = 0; i < kLanes; ++i) rows[i] = load(keys + offsets[i] + d);
-    asked.ask();
+    local.step();
     transpose(rows);
     use(d, rows, kLanes);
   }
-  ahead = asked;
+  prefetcher = local;
   if (const int part = static_cast<int>(head_dim - d)) {
     for (int i = 0; i < kLanes; ++i) rows[i] = load_part(keys + offsets[i] + d, part);
     transpose(rows);
@@ -32,23 +32,24 @@ JAXPAGE_INLINE void for_columns(int64_t head_dim, const T* keys, const int64_t* 
   }
 }
 
-// The chunk's keys as columns, turned[entry of the head][key].
+// The chunk's keys of one head as transposed[entry of the head][key], [H, kChunk].
 template <class T>
-JAXPAGE_INLINE void turn_keys(const Attention& a, const Chunk& chunk, const T* keys, Ahead& ahead,
-                              float* turned) {
-  for (int64_t t = chunk.first_turned(); t < chunk.high || t % kTurned; t += kLanes) {
+JAXPAGE_INLINE void transpose_keys(const Attention& a, const Chunk& chunk, const T* keys,
+                                   Prefetcher& prefetcher, float* transposed) {
+  for (int64_t t = chunk.first_transposed(); t < chunk.high || t % kTransposed; t += kLanes) {
     const auto keep = [&](int64_t d, const Vec* columns, int count) {
 #pragma GCC unroll 16  // columns stay in registers
-      for (int i = 0; i < count; ++i) store(turned + (d + i) * kChunk + t, columns[i]);
+      for (int i = 0; i < count; ++i) store(transposed + (d + i) * kChunk + t, columns[i]);
     };
-    for_columns(a.head_dim, keys, chunk.offsets + t, ahead, keep);
+    for_columns(a.head_dim, keys, chunk.offsets + t, prefetcher, keep);
   }
 }
 
-// Few query vectors: scores from the columns while they are in registers.
+// scores[query vector][key] for a tile that is the only one of its job and head: each transposed
+// column is used while it is in a register.
 template <int kUsed, class T>
 JAXPAGE_INLINE void score_few(const Attention& a, const Chunk& chunk, Keys seen, const T* keys,
-                              Ahead& ahead, const float* q, float* scores) {
+                              Prefetcher& prefetcher, const float* q, float* scores) {
   const int64_t padded = padded_dim(a.head_dim);
   for (int64_t t = seen.low / kLanes * kLanes; t < seen.high; t += kLanes) {
     Vec sums[kUsed] = {};
@@ -60,20 +61,20 @@ JAXPAGE_INLINE void score_few(const Attention& a, const Chunk& chunk, Keys seen,
         }
       }
     };
-    for_columns(a.head_dim, keys, chunk.offsets + t, ahead, multiply);
+    for_columns(a.head_dim, keys, chunk.offsets + t, prefetcher, multiply);
     for (int c = 0; c < kUsed; ++c) store(scores + c * kChunk + t, sums[c]);
   }
 }
 
 template <int kUsed, int kVecs>
-JAXPAGE_INLINE void score_tile(const Attention& a, const float* turned, const float* q,
+JAXPAGE_INLINE void score_tile(const Attention& a, const float* transposed, const float* q,
                                float* scores) {
   const int64_t padded = padded_dim(a.head_dim);
   Vec sums[kUsed][kVecs] = {};
   int64_t d = 0;
   do {  // at least once: a loop that may be passed by would keep the sums in memory
     Vec keys[kVecs];
-    for (int i = 0; i < kVecs; ++i) keys[i] = load(turned + d * kChunk + i * kLanes);
+    for (int i = 0; i < kVecs; ++i) keys[i] = load(transposed + d * kChunk + i * kLanes);
     for (int c = 0; c < kUsed; ++c) {
       const Vec query = splat(q[c * padded + d]);
       for (int i = 0; i < kVecs; ++i) sums[c][i] = multiply_add(keys[i], query, sums[c][i]);
@@ -84,20 +85,20 @@ JAXPAGE_INLINE void score_tile(const Attention& a, const float* turned, const fl
   }
 }
 
-// Many: scores[query vector][key] of the keys that were turned.
+// scores[query vector][key] for one of several tiles, from the transposed keys.
 template <int kUsed>
-JAXPAGE_INLINE void score_many(const Attention& a, Keys seen, const float* turned,
+JAXPAGE_INLINE void score_many(const Attention& a, Keys seen, const float* transposed,
                                const float* q, float* scores) {
-  int64_t t = seen.low / kTurned * kTurned;
-  for (; t + kLanes * kWide <= kChunk && t + kTurned < seen.high; t += kLanes * kWide) {
-    score_tile<kUsed, kWide>(a, turned + t, q, scores + t);
+  int64_t t = seen.low / kTransposed * kTransposed;
+  for (; t + kLanes * kWide <= kChunk && t + kTransposed < seen.high; t += kLanes * kWide) {
+    score_tile<kUsed, kWide>(a, transposed + t, q, scores + t);
   }
-  for (; t < seen.high; t += kTurned) {
-    score_tile<kUsed, kWide / 2>(a, turned + t, q, scores + t);
+  for (; t < seen.high; t += kTransposed) {
+    score_tile<kUsed, kWide / 2>(a, transposed + t, q, scores + t);
   }
 }
 
-// Masks the keys that one query vector does not see.
+// Masks the scores of keys that one query vector does not see.
 JAXPAGE_INLINE void mask(float* scores, Keys seen) {
   Ints lane;
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
@@ -108,30 +109,30 @@ JAXPAGE_INLINE void mask(float* scores, Keys seen) {
   }
 }
 
-// Scores to weights, and the factors by which what was summed so far fades, since the largest
-// scores have moved.
+// Turns scores [kUsed, kChunk] into weights, and adds them to the states' max and sum. rescale
+// [kUsed] gets the factors for what was summed before: exp(old max - new max).
 template <int kUsed>
-JAXPAGE_INLINE void weigh(float* scores, float* tops, float* totals, float* fades) {
+JAXPAGE_INLINE void weigh(float* scores, float* max, float* sum, float* rescale) {
   constexpr int kSome = (kUsed + kLanes - 1) / kLanes * kLanes;
-  float before[kSome] = {}, raised[kSome] = {}, faded[kSome];
+  float before[kSome] = {}, after[kSome] = {}, factors[kSome];
   for (int c = 0; c < kUsed; ++c) {
-    Vec best = splat(tops[c]);
+    Vec best = splat(max[c]);
     for (int i = 0; i < kChunk; i += kLanes) best = larger(load(scores + c * kChunk + i), best);
-    before[c] = tops[c];
-    tops[c] = raised[c] = max_of(best);
+    before[c] = max[c];
+    max[c] = after[c] = max_of(best);
   }
   for (int i = 0; i < kSome; i += kLanes) {
-    store(faded + i, exp_negative(load(before + i) - load(raised + i)));
+    store(factors + i, exp_negative(load(before + i) - load(after + i)));
   }
   for (int c = 0; c < kUsed; ++c) {
-    Vec sum = Vec{};
+    Vec added = Vec{};
     for (int i = c * kChunk; i < (c + 1) * kChunk; i += kLanes) {
-      const Vec weight = exp_negative(load(scores + i) - splat(raised[c]));
-      sum += weight;
+      const Vec weight = exp_negative(load(scores + i) - splat(after[c]));
+      added += weight;
       store(scores + i, weight);
     }
-    fades[c] = faded[c];
-    totals[c] = multiply_add(totals[c], fades[c], sum_of(sum));
+    rescale[c] = factors[c];
+    sum[c] = multiply_add(sum[c], rescale[c], sum_of(added));
   }
 }
 

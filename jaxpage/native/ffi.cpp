@@ -1,5 +1,6 @@
-// XLA custom calls of row-by-row kernels, and which set of instructions they take.
-// Python (kernels.py) has checked what a user can get wrong; what is refused here says what.
+// XLA custom calls of the kernels in rowwise.cpp, and the choice of the set of instructions for all
+// kernels. kernels.py has checked the shapes; they are checked here again, because with a wrong one
+// a kernel would read beyond an array.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -14,21 +15,22 @@ using namespace jaxpage;
 
 namespace {
 
+// The kernels compiled for one set of instructions.
 struct Set {
   const char* name;
   bool runs_here;
   Kernels kernels;
 };
 
-#define JAXPAGE_SET_OF(set, runs_here)                                           \
-  Set {                                                                          \
-    #set, runs_here, {                                                           \
-      set::product_few, set::product_many, set::norm, set::gate, set::rotate,    \
-          set::summarise, set::attend, set::merge                                \
-    }                                                                            \
+#define JAXPAGE_SET_OF(set, runs_here)                                              \
+  Set {                                                                             \
+    #set, runs_here, {                                                              \
+      set::matmul_few, set::matmul_many, set::rms_norm, set::swiglu, set::rope_qkv, \
+          set::argmax_logsumexp, set::attend, set::merge                            \
+    }                                                                               \
   }
 
-// The best comes first, and the last runs everywhere.
+// The best set first; the last runs on every processor.
 const Set kSets[] = {
 #if defined(__x86_64__)
     JAXPAGE_SET_OF(avx512,
@@ -45,7 +47,8 @@ std::atomic<const Set*> chosen{
 using Floats = ffi::Buffer<ffi::F32>;
 using Result = ffi::ResultBuffer<ffi::F32>;
 
-// Rows of about 4,000 numbers a job: less is not worth another thread.
+// Calls work(first, last) for rows first .. last - 1, in jobs of about 4,000 numbers: fewer are not
+// worth a thread.
 template <class Work>
 void for_rows(ffi::ThreadPool& pool, int64_t num_rows, int64_t size, const Work& work) {
   const int64_t rows = size < 4096 ? 4096 / (size < 1 ? 1 : size) : 1;
@@ -55,29 +58,29 @@ void for_rows(ffi::ThreadPool& pool, int64_t num_rows, int64_t size, const Work&
   });
 }
 
-ffi::Error norm(ffi::ThreadPool pool, Floats x, Floats scale, Result y, float eps) {
+ffi::Error rms_norm(ffi::ThreadPool pool, Floats x, Floats scale, Result y, float eps) {
   const auto xs = x.dimensions();
   if (xs.size() != 2 || static_cast<int64_t>(scale.element_count()) != xs[1] ||
       y->element_count() != x.element_count()) {
     return ffi::Error::InvalidArgument("wanted x [T, D], scale [D] and y [T, D]");
   }
-  const Norm n{x.typed_data(), scale.typed_data(), y->typed_data(), xs[1], eps};
-  for_rows(pool, xs[0], xs[1], [&](int64_t a, int64_t b) { kernels().norm(n, a, b); });
+  const RmsNorm n{x.typed_data(), scale.typed_data(), y->typed_data(), xs[1], eps};
+  for_rows(pool, xs[0], xs[1], [&](int64_t a, int64_t b) { kernels().rms_norm(n, a, b); });
   return ffi::Error::Success();
 }
 
-ffi::Error gate(ffi::ThreadPool pool, Floats x, Result y) {
+ffi::Error swiglu(ffi::ThreadPool pool, Floats x, Result y) {
   const auto xs = x.dimensions(), ys = y->dimensions();
   if (xs.size() != 2 || ys.size() != 2 || xs[0] != ys[0] || xs[1] != 2 * ys[1]) {
     return ffi::Error::InvalidArgument("wanted x [T, 2 F] and y [T, F]");
   }
-  const Gate g{x.typed_data(), y->typed_data(), ys[1]};
-  for_rows(pool, xs[0], xs[1], [&](int64_t a, int64_t b) { kernels().gate(g, a, b); });
+  const Swiglu s{x.typed_data(), y->typed_data(), ys[1]};
+  for_rows(pool, xs[0], xs[1], [&](int64_t a, int64_t b) { kernels().swiglu(s, a, b); });
   return ffi::Error::Success();
 }
 
-ffi::Error rotate(ffi::ThreadPool pool, Floats qkv, Floats cos, Floats sin, Result q, Result k,
-                  Result v) {
+ffi::Error rope_qkv(ffi::ThreadPool pool, Floats qkv, Floats cos, Floats sin, Result q, Result k,
+                    Result v) {
   const auto from = qkv.dimensions();  // [T, K, G + 2, H]
   const auto angles = static_cast<int64_t>(cos.element_count());
   if (from.size() != 4 || from[2] < 3 || from[3] % 2 || angles != from[0] * from[3] / 2 ||
@@ -88,23 +91,23 @@ ffi::Error rotate(ffi::ThreadPool pool, Floats qkv, Floats cos, Floats sin, Resu
         "wanted qkv [T, K, G + 2, H], cos and sin [T, H / 2], q [T, K G, H], k and v [T, K, H]");
   }
   if (v->element_count() == 0) return ffi::Error::Success();  // and none of q and k
-  const Rotation r{qkv.typed_data(), cos.typed_data(), sin.typed_data(), q->typed_data(),
-                   k->typed_data(),  v->typed_data(),  from[1],          from[2] - 2,
-                   from[3]};
+  const RopeQkv r{qkv.typed_data(), cos.typed_data(), sin.typed_data(), q->typed_data(),
+                  k->typed_data(),  v->typed_data(),  from[1],          from[2] - 2,
+                  from[3]};
   const int64_t size = from[1] * from[2] * from[3];
-  for_rows(pool, from[0], size, [&](int64_t a, int64_t b) { kernels().rotate(r, a, b); });
+  for_rows(pool, from[0], size, [&](int64_t a, int64_t b) { kernels().rope_qkv(r, a, b); });
   return ffi::Error::Success();
 }
 
-ffi::Error summarise(ffi::ThreadPool pool, Floats x, ffi::ResultBuffer<ffi::S32> largest,
-                     Result log_sum_exp) {
+ffi::Error argmax_logsumexp(ffi::ThreadPool pool, Floats x, ffi::ResultBuffer<ffi::S32> argmax,
+                            Result logsumexp) {
   const auto xs = x.dimensions();
-  if (xs.size() != 2 || static_cast<int64_t>(largest->element_count()) != xs[0] ||
-      static_cast<int64_t>(log_sum_exp->element_count()) != xs[0]) {
-    return ffi::Error::InvalidArgument("wanted x [R, V], and [R] of what is told of its rows");
+  if (xs.size() != 2 || static_cast<int64_t>(argmax->element_count()) != xs[0] ||
+      static_cast<int64_t>(logsumexp->element_count()) != xs[0]) {
+    return ffi::Error::InvalidArgument("wanted x [R, V], argmax [R] and logsumexp [R]");
   }
-  const Logits l{x.typed_data(), largest->typed_data(), log_sum_exp->typed_data(), xs[1]};
-  for_rows(pool, xs[0], xs[1], [&](int64_t a, int64_t b) { kernels().summarise(l, a, b); });
+  const ArgmaxLogsumexp l{x.typed_data(), argmax->typed_data(), logsumexp->typed_data(), xs[1]};
+  for_rows(pool, xs[0], xs[1], [&](int64_t a, int64_t b) { kernels().argmax_logsumexp(l, a, b); });
   return ffi::Error::Success();
 }
 
@@ -112,7 +115,7 @@ ffi::Error summarise(ffi::ThreadPool pool, Floats x, ffi::ResultBuffer<ffi::S32>
 
 const Kernels& jaxpage::kernels() { return chosen.load(std::memory_order_relaxed)->kernels; }
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_norm, norm,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_rms_norm, rms_norm,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<Floats>()
@@ -121,9 +124,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_norm, norm,
                                   .Attr<float>("eps"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    jaxpage_gate, gate, ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Floats>().Ret<Floats>());
+    jaxpage_swiglu, swiglu, ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<Floats>().Ret<Floats>());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_rotate, rotate,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_rope_qkv, rope_qkv,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<Floats>()
@@ -133,19 +136,21 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_rotate, rotate,
                                   .Ret<Floats>()
                                   .Ret<Floats>());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_summarise, summarise,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpage_argmax_logsumexp, argmax_logsumexp,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<Floats>()
                                   .Ret<ffi::Buffer<ffi::S32>>()
                                   .Ret<Floats>());
 
-// What kernels.py calls INTERFACE: raised when a function here takes or gives anything else.
-extern "C" int jaxpage_interface() { return 5; }
+// Equals INTERFACE in library.py. Raise both when a call gets another name, or takes or gives
+// anything else.
+extern "C" int jaxpage_interface() { return 6; }
 
 extern "C" const char* jaxpage_instruction_set() { return chosen.load()->name; }
 
-// For tests: computes by another set from now on. 0: this processor, or this build, lacks it.
+// For tests: from now on all calls use this set. Returns 0, and changes nothing, where this
+// processor or this build lacks it.
 extern "C" int jaxpage_choose_set(const char* name) {
   for (const Set& set : kSets) {
     if (set.runs_here && !std::strcmp(set.name, name)) return chosen = &set, 1;

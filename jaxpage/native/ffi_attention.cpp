@@ -1,4 +1,5 @@
-// The custom call of attention: stores a step's keys and values in the pools, then attends.
+// The custom call of attention: stores a step's keys and values in the pools, then cuts the step's
+// queries into jobs of attention.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -19,7 +20,8 @@ using Numbers = std::unique_ptr<float[]>;  // not initialised
 
 bool same(Shape a, Shape b) { return std::equal(a.begin(), a.end(), b.begin(), b.end()); }
 
-// The upper half of a float, rounded to the nearest, ties to even; NaN stays NaN.
+// The bits of a bfloat16: the upper half of the float, rounded to nearest, ties to even; NaN stays
+// NaN.
 uint16_t to_bfloat16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -27,14 +29,15 @@ uint16_t to_bfloat16(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
 }
 
-// Where a step's keys, or values, are stored; slots beyond the pool are dropped.
+// A step's keys, or its values, and where each token's are stored.
 struct Store {
-  const float* from;  // [T, size]
-  void* pool;         // [num_slots, size], float or bfloat16
-  const int32_t* slots;
-  int64_t num_slots, size;
+  const float* from;        // [T, size]
+  void* pool;               // [num_slots, size], float or bfloat16
+  const int32_t* slots;     // [T]; tokens with slots outside of the pool are not stored
+  int64_t num_slots, size;  // size: K * H numbers a token
 };
 
+// Stores tokens first .. last - 1.
 void store(const Store& s, bool is_bfloat16, int64_t first, int64_t last) {
   for (int64_t t = first; t < last; ++t) {
     if (s.slots[t] < 0 || s.slots[t] >= s.num_slots) continue;
@@ -48,14 +51,16 @@ void store(const Store& s, bool is_bfloat16, int64_t first, int64_t last) {
   }
 }
 
-// Rows of a step: row b has tokens starts[b] .. starts[b + 1] - 1, the last of its context.
+// The rows of a step: row b has tokens starts[b] .. starts[b + 1] - 1, which are the last of its
+// context_lens[b].
 struct Rows {
-  const int32_t *context_lens, *starts;
-  int64_t count, num_tokens;
+  const int32_t* context_lens;  // [B]
+  const int32_t* starts;        // [B + 1]
+  int64_t count, num_tokens;    // B, T
 };
 
-// Tiles of a row's query tokens, up to kMostVectors query vectors of a KV head, for all heads. The
-// last tiles of a prompt, which see most keys, come first.
+// Cuts each row's tokens into jobs of up to kMostVectors query vectors a KV head, of all heads. The
+// last tokens of a prompt see the most keys, so their jobs come first. tokens [T]: 0, 1, 2, ...
 std::vector<AttentionJob> cut_rows(const Attention& a, const Rows& rows, const int32_t* tokens) {
   std::vector<AttentionJob> jobs;
   const int64_t tile = a.group < kMostVectors ? kMostVectors / a.group : 1;
@@ -78,14 +83,16 @@ std::vector<AttentionJob> cut_rows(const Attention& a, const Rows& rows, const i
   return jobs;
 }
 
-// How many jobs a tile becomes: of as many heads as hold kMostVectors query vectors, up to `most`.
+// Into how many jobs a tile, which is a job of all heads, is cut. Each has as many heads as
+// kMostVectors query vectors allow, at most `most` and at least one.
 int64_t num_cuts(const Attention& a, const AttentionJob& tile, int64_t most) {
   const int64_t fit = std::min(most, kMostVectors / vectors_of_head(a, tile));
   return fit > 1 ? (tile.num_heads + fit - 1) / fit : tile.num_heads;
 }
 
-// Heads that lie side by side are read together, in the order of memory. Where that makes few of
-// `count` pieces of work for the threads, jobs have fewer heads.
+// Cuts tiles into jobs of several heads each: heads lie side by side in the pool and are read
+// together. count: how many pieces, tiles or their partitions, there are for the threads; where
+// they would make fewer than `enough` jobs, each has fewer heads.
 std::vector<AttentionJob> cut_heads(const Attention& a, const std::vector<AttentionJob>& tiles,
                                     int64_t count, int64_t enough) {
   const int64_t most = a.num_kv_heads * count / enough;
@@ -104,12 +111,14 @@ std::vector<AttentionJob> cut_heads(const Attention& a, const std::vector<Attent
   return jobs;
 }
 
+// Query vectors of the largest job; 1 for no jobs.
 int64_t most_vectors(const Attention& a, const std::vector<AttentionJob>& jobs) {
   int64_t vectors = 1;
   for (const auto& job : jobs) vectors = std::max(vectors, num_vectors(a, job));
   return vectors;
 }
 
+// Runs jobs on all threads, each thread in scratch memory of its own.
 void run_jobs(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
               const std::vector<AttentionJob>& jobs) {
   const int64_t floats = scratch_floats(most_vectors(a, jobs), a.head_dim);
@@ -120,15 +129,17 @@ void run_jobs(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
   });
 }
 
-// Jobs that keep all threads busy to the end.
+// How many jobs keep all threads busy until the last one ends.
 int64_t num_enough(const ffi::ThreadPool& pool) { return 8 * num_workers(pool); }
 
+// How many partitions of keys a job reads.
 int64_t num_partitions(const AttentionJob& job) {
   constexpr int64_t kChunks = kPartition / kChunk;
   return (job.last_chunk + kChunks - 1) / kChunks - job.first_chunk / kChunks;
 }
 
-// Few jobs over many keys: a job a partition, its state kept, and all merged at the end.
+// Runs few jobs over many keys: each partition becomes a job that leaves its state, and the states
+// are merged at the end.
 void run_split(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
                const std::vector<AttentionJob>& jobs) {
   std::vector<int64_t> starts;
@@ -157,8 +168,8 @@ void run_split(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
   }
 }
 
-// Tokens of each of `count` rows' tiles over one prefix: full tiles, or less where it takes more of
-// them to give every thread as much to do.
+// How many of the `count` rows that share a prefix one job takes: as many as kMostVectors allow, or
+// fewer where more jobs are needed to give all threads as much to do.
 int64_t tile_tokens(const Attention& a, int64_t count, int64_t workers) {
   const int64_t most = a.group < kMostVectors ? kMostVectors / a.group : 1;
   int64_t tiles = (count + most - 1) / most;
@@ -166,7 +177,8 @@ int64_t tile_tokens(const Attention& a, int64_t count, int64_t workers) {
   return (count + tiles - 1) / tiles;
 }
 
-// Leading blocks that rows share are read once for all of them; each row then goes on from there.
+// Runs a step whose rows share leading blocks: first jobs that read each shared prefix once for all
+// of its rows, then the jobs of the rows, which resume from there.
 void run_shared(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
                 std::vector<AttentionJob>& jobs, const std::vector<SharedPrefix>& prefixes) {
   const int64_t num_heads = a.num_kv_heads;
@@ -175,7 +187,7 @@ void run_shared(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
     for (const int64_t index : prefix.jobs) tokens.push_back(jobs[index].tokens[0]);
   }
   const auto last = *std::max_element(tokens.begin(), tokens.end());
-  const Numbers begun(new float[(last + 1) * num_heads * 2 * state_floats(a.group, a.head_dim)]);
+  const Numbers carry(new float[(last + 1) * num_heads * 2 * state_floats(a.group, a.head_dim)]);
   std::vector<AttentionJob> shared;
   const int32_t* own = tokens.data();
   for (const auto& prefix : prefixes) {
@@ -185,12 +197,12 @@ void run_shared(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
       for (int64_t head = 0; head < num_heads; ++head) {
         shared.push_back({row, head, 1, own + first, prefix.num_chunks * kChunk,
                           std::min(tile, count - first), 0, prefix.num_chunks, nullptr,
-                          begun.get(), true});
+                          carry.get(), true});
       }
     }
     for (const int64_t index : prefix.jobs) {
       jobs[index].first_chunk = prefix.num_chunks;
-      jobs[index].begun = begun.get();
+      jobs[index].carry = carry.get();
     }
     own += count;
   }
@@ -198,6 +210,7 @@ void run_shared(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16,
   run_jobs(pool, a, is_bfloat16, cut_heads(a, jobs, jobs.size(), num_enough(pool)));
 }
 
+// Chooses how to run a step: shared prefixes once, split over partitions, or a job for each tile.
 void attend(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16, const Rows& rows,
             bool shares_prefixes) {
   std::vector<int32_t> tokens(rows.num_tokens);
@@ -220,10 +233,11 @@ void attend(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16, const R
   run_jobs(pool, a, is_bfloat16, cut_heads(a, tiles, num_tiles, enough));
 }
 
-// Stores the tokens' keys and values, and clears out: padding tokens and empty rows stay so.
-void begin(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16, const Store& keys,
-           const Store& values, int64_t num_tokens) {
-  constexpr int64_t kPiece = 16;  // tokens; sharing out one piece or two takes longer than it saves
+// Stores the tokens' keys and values, and sets out to 0, as it stays for padding tokens and empty
+// rows.
+void store_and_clear(ffi::ThreadPool& pool, const Attention& a, bool is_bfloat16, const Store& keys,
+                     const Store& values, int64_t num_tokens) {
+  constexpr int64_t kPiece = 16;  // tokens; other threads save no time on fewer than three pieces
   const int64_t size = a.num_kv_heads * a.group * a.head_dim;
   const int64_t pieces = num_tokens < 3 * kPiece ? 1 : num_tokens / kPiece;
   parallel_for(pool, pieces, [&](int64_t piece, int64_t, bool) {
@@ -266,9 +280,10 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<
   if (tokens == 0 || qs[2] == 0) return ffi::Error::Success();  // nothing to store or to attend to
   const bool is_bfloat16 = type == ffi::BF16;
   const int64_t size = ps[2] * ps[3], num_slots = ps[0] * ps[1];
-  begin(pool, a, is_bfloat16,
-        {k.typed_data(), new_k->untyped_data(), slots.typed_data(), num_slots, size},
-        {v.typed_data(), new_v->untyped_data(), slots.typed_data(), num_slots, size}, tokens);
+  store_and_clear(
+      pool, a, is_bfloat16,
+      {k.typed_data(), new_k->untyped_data(), slots.typed_data(), num_slots, size},
+      {v.typed_data(), new_v->untyped_data(), slots.typed_data(), num_slots, size}, tokens);
   if (qs[1] == 0) return ffi::Error::Success();  // no query heads
   attend(pool, a, is_bfloat16,
          {context_lens.typed_data(), query_starts.typed_data(), bs[0], tokens}, shares_prefixes);

@@ -1,4 +1,8 @@
-"""The kernels as JAX functions: checks what they are called with."""
+"""The kernels as JAX functions, which check shapes and dtypes before the call.
+
+Each casts what it takes to float32, but for weights and pools, and gives float32. Axes: T tokens, B
+rows, P blocks of S slots in a pool, N query heads, K KV heads, G = N / K, H numbers of a head.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +17,20 @@ from jaxpage.errors import ConfigError
 from jaxpage.native.library import require
 
 FEW_ROWS = 64
-"""Products of up to so many rows multiply while w is read; with more, w is turned to columns first
-and a sum is added up in another order (kFewRows in kernels.h)."""
+"""`matmul` of up to so many rows adds a sum up in one order, and of more rows in another: it then
+transposes w first (kFewRows in kernels.h)."""
 WEIGHTS = (jnp.float32, jnp.bfloat16)
-"""Dtypes of weights and pools; everything else is float32."""
+"""Dtypes of weights and pools."""
 WIDEST_WINDOW = 2**40
-"""In positions; one as wide hides none."""
+"""Positions; a window that wide hides none."""
 
 
-def product(x: Array, w: Array) -> Array:
+def matmul(x: Array, w: Array) -> Array:
     """x [M, D] times w [O, D] transposed: float32 [M, O].
 
-    x is cast to float32; w is float32 or bfloat16. A row of y depends on its row of x alone, to the
-    bit, whatever the number of threads and M up to FEW_ROWS, and so among larger M. Raises
-    ConfigError for other shapes or dtypes.
+    w is float32 or bfloat16. A row of the result depends on its row of x alone: it is the same to
+    the bit for any number of threads and any M up to FEW_ROWS, and again for any M beyond.
+    Raises ConfigError for other shapes or dtypes.
     """
     require()
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
@@ -34,37 +38,40 @@ def product(x: Array, w: Array) -> Array:
     _check_dtype("w", w)
     if 0 in (*x.shape, *w.shape):
         return jnp.zeros((x.shape[0], w.shape[0]), jnp.float32)
-    call = _call("jaxpage_product", _float32((x.shape[0], w.shape[0])))
+    call = _call("jaxpage_matmul", _float32((x.shape[0], w.shape[0])))
     return call(x.astype(jnp.float32), w)
 
 
-def norm(x: Array, scale: Array, *, eps: float) -> Array:
-    """x / rms(x) * scale of rows x [T, D]: float32 [T, D]. Raises ConfigError for other shapes."""
+def rms_norm(x: Array, scale: Array, *, eps: float) -> Array:
+    """x / sqrt(mean(x * x) + eps) * scale of each row of x [T, D]: float32 [T, D].
+
+    scale is [D]. Raises ConfigError for other shapes.
+    """
     require()
     if x.ndim != 2 or scale.shape != x.shape[1:]:
         raise ConfigError(f"got x {x.shape} and scale {scale.shape}, wanted [T, D] and [D]")
-    call = _call("jaxpage_norm", _float32(x.shape))
+    call = _call("jaxpage_rms_norm", _float32(x.shape))
     return call(x.astype(jnp.float32), scale.astype(jnp.float32), eps=np.float32(eps))
 
 
-def gate(x: Array) -> Array:
-    """silu(a) * b of rows x [T, 2 F], a the first half and b the second: float32 [T, F].
+def swiglu(x: Array) -> Array:
+    """silu(a) * b, where a is the first half and b the second of x [T, 2 F]: float32 [T, F].
 
-    Denormal numbers, silu(a) among them, count as zero, as in XLA on a CPU. Raises ConfigError for
-    other shapes.
+    Denormal numbers count as zero, silu(a) too, as in XLA on a CPU. Raises ConfigError for other
+    shapes.
     """
     require()
     if x.ndim != 2 or x.shape[1] % 2:
         raise ConfigError(f"got x {x.shape}, wanted [T, 2 F]")
-    call = _call("jaxpage_gate", _float32((x.shape[0], x.shape[1] // 2)))
+    call = _call("jaxpage_swiglu", _float32((x.shape[0], x.shape[1] // 2)))
     return call(x.astype(jnp.float32))
 
 
-def rotate(qkv: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
-    """(q [T, K G, H], k [T, K, H], v [T, K, H]) of qkv [T, K, G + 2, H], all float32.
+def rope_qkv(qkv: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
+    """Splits qkv [T, K, G + 2, H] into float32 (q [T, K G, H], k [T, K, H], v [T, K, H]).
 
-    Pairs (i, i + H / 2) of q and k are turned by their token's angle i: cos, sin [T, H / 2].
-    Raises ConfigError for other shapes.
+    q and k get their rotary positions: entries i and i + H / 2 of a head are rotated by angle i of
+    the token, given as cos and sin [T, H / 2]. Raises ConfigError for other shapes.
     """
     require()
     if qkv.ndim != 4 or qkv.shape[2] < 3 or qkv.shape[3] % 2:
@@ -73,24 +80,24 @@ def rotate(qkv: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
     if cos.shape != (tokens, size // 2) or sin.shape != cos.shape:
         raise ConfigError(f"got cos {cos.shape} and sin {sin.shape}, wanted {(tokens, size // 2)}")
     kv = _float32((tokens, heads, size))
-    call = _call("jaxpage_rotate", (_float32((tokens, heads * (many - 2), size)), kv, kv))
+    call = _call("jaxpage_rope_qkv", (_float32((tokens, heads * (many - 2), size)), kv, kv))
     q, k, v = call(*(each.astype(jnp.float32) for each in (qkv, cos, sin)))
     return q, k, v
 
 
-def summarise(x: Array) -> tuple[Array, Array]:
-    """Of rows x [R, V]: (int32 [R] index of the largest, float32 [R] log of the sum of exp(x)).
+def argmax_logsumexp(x: Array) -> tuple[Array, Array]:
+    """Of logits x [R, V]: (argmax int32 [R], natural logarithm of the sum of exp(x) float32 [R]).
 
-    The first of equals, and of NaNs where a row has any; a row's figures depend on it alone.
-    Raises ConfigError for other shapes.
+    The argmax is the first of equals, or the first NaN of a row that has one. A row's results
+    depend on that row alone. Raises ConfigError for other shapes.
     """
     require()
     if x.ndim != 2 or x.shape[1] < 1:
         raise ConfigError(f"got x {x.shape}, wanted [R, V] with V at least 1")
     index = jax.ShapeDtypeStruct(x.shape[:1], jnp.int32)
-    call = _call("jaxpage_summarise", (index, _float32(x.shape[:1])))
-    largest, log_sum_exp = call(x.astype(jnp.float32))
-    return largest, log_sum_exp
+    call = _call("jaxpage_argmax_logsumexp", (index, _float32(x.shape[:1])))
+    argmax, logsumexp = call(x.astype(jnp.float32))
+    return argmax, logsumexp
 
 
 def paged_attention(
@@ -108,15 +115,19 @@ def paged_attention(
     sliding_window: int | None = None,
     shares_prefixes: bool = True,
 ) -> tuple[Array, Array, Array]:
-    """(attention of q [T, N, H], the pools [P, S, K, H] with this step's k and v [T, K, H]).
+    """Stores a step's k and v in the pools, then attends: (float32 [T, N, H], k_pool, v_pool).
 
-    Token t is stored at slots[t] first; slots beyond P * S are dropped. Row b has queries
-    query_starts[b]:query_starts[b + 1], the last of its context_lens[b] tokens, in the blocks
-    block_tables[b] (int32 [T], [B, M], [B], [B + 1]). Rows without context and tokens without row
-    get 0. A token's result depends on its own row alone, to the bit, however the row was cut into
-    steps; blocks that rows of one token begin with in common are read once with
-    `shares_prefixes`. The result is float32;
-    donated pools are updated in place. Raises ConfigError for other shapes or dtypes.
+    q [T, N, H]; k and v [T, K, H]; the pools [P, S, K, H], float32 or bfloat16, updated in place
+    where they are donated. slots int32 [T]: where each token is stored, block * S + offset; tokens
+    whose slot is outside of the pool are dropped. query_starts int32 [B + 1], context_lens int32
+    [B], block_tables int32 [B, M]: row b has the queries query_starts[b]:query_starts[b + 1], the
+    last of its context_lens[b] tokens, which lie in the blocks block_tables[b]. A query sees tokens
+    up to its own, the last `sliding_window` of them or with None all. Rows without context, and
+    tokens of no row, get 0.
+
+    A token's result depends on its own row alone and is the same to the bit however the row is cut
+    into steps. `shares_prefixes`: blocks that rows of one token have in common at their beginning
+    are read once, which changes no bit. Raises ConfigError for other shapes or dtypes.
     """
     require()
     rows = (slots, block_tables, context_lens, query_starts)
@@ -136,7 +147,7 @@ def paged_attention(
 
 
 def _call(name: str, result: Any, **how: Any) -> Any:
-    """The kernel as a function; under `jax.vmap` it is called for one entry after another."""
+    """The custom call `name` as a function; `jax.vmap` calls it for one entry after another."""
     return jax.ffi.ffi_call(name, result, vmap_method="sequential", **how)
 
 

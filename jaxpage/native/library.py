@@ -1,7 +1,7 @@
-"""The shared object of the kernels: found, loaded and registered with XLA, or left alone.
+"""Finds the kernels' shared library, loads it and registers its functions with XLA.
 
-Whatever is wrong with it, its caller falls back to XLA: a library that does not fit, or is broken,
-is as good as none.
+A library that is broken or does not fit counts as none: a line in the log says why, and what would
+have called it runs in plain XLA.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ MISSING = (
     "install with a C++ compiler at hand (in a checkout: python setup.py build_ext --inplace)"
 )
 """The one line that is shown where XLA runs instead."""
-INTERFACE = 5
-"""Counts the changes of what ffi.cpp exports and takes; a library of another count is not used."""
-CALLS = ("product", "norm", "gate", "rotate", "summarise", "attention")
+INTERFACE = 6
+"""Counts the changes of the custom calls' names and arguments. It equals that of ffi.cpp: a library
+with another number was built from other sources, and is not used."""
+CALLS = ("matmul", "rms_norm", "swiglu", "rope_qkv", "argmax_logsumexp", "attention")
+"""The custom calls; in the library and in XLA their names begin with `jaxpage_`."""
 
 
 def is_built() -> bool:
-    """Whether the kernels can be called in this installation: built, whole, and taken by its XLA.
+    """Whether the kernels can be called: a library is there, is whole, and this XLA takes it.
 
-    Starts JAX's CPU backend, which alone can tell the last.
+    Starts JAX's CPU backend, because only that can tell whether XLA takes it.
     """
     return _library() is not None
 
@@ -48,7 +50,7 @@ def require() -> ctypes.CDLL:
 
 
 def instruction_set() -> str:
-    """Which of its forms the library runs on this processor: avx512, avx2 or portable."""
+    """The set of instructions that the kernels use on this processor: avx512, avx2 or portable."""
     name = require().jaxpage_instruction_set
     name.restype = ctypes.c_char_p
     return name().decode()
@@ -56,21 +58,21 @@ def instruction_set() -> str:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """The first that can be used, its functions registered with XLA; None where none can."""
+    """The first library that can be used, registered with XLA; None where none can."""
     return next((each for each in map(load, _files()) if each is not None), None)
 
 
 def load(path: str) -> ctypes.CDLL | None:
-    """The library at `path`, registered with XLA; None, and a line in the log, if it is no use."""
+    """The library at `path`, registered with XLA; None, and why in the log, if it can't be used."""
     try:
         if not _is_whole(path):
             raise OSError("it was cut short")
         library = ctypes.CDLL(path)
         if (interface := library.jaxpage_interface()) != INTERFACE:
-            raise OSError(f"its interface is {interface}, wanted {INTERFACE}")
+            raise OSError(f"its interface is {interface}, wanted {INTERFACE}; build it again")
         handlers = {name: getattr(library, name) for name in (f"jaxpage_{call}" for call in CALLS)}
-        # XLA refuses what was built for another version of its interface. With a backend that runs
-        # it does so here; one that starts later would refuse to start.
+        # XLA refuses what was built for another version of its interface: here, if its backend
+        # runs already; otherwise the backend would refuse to start later.
         jax.devices("cpu")
         for name, handler in handlers.items():
             jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform="cpu")
@@ -81,7 +83,7 @@ def load(path: str) -> ctypes.CDLL | None:
 
 
 def _files() -> Iterator[str]:
-    """What is built here, then what the installed package has: a checkout runs with that."""
+    """Paths to try: a library built in place, then an installed package's, for a bare checkout."""
     for folder in (str(Path(__file__).parent), *(f"{path}/jaxpage/native" for path in sys.path)):
         found = PathFinder.find_spec("_kernels", [folder])
         if found is not None and found.origin is not None:
@@ -89,9 +91,10 @@ def _files() -> Iterator[str]:
 
 
 def _is_whole(path: str) -> bool:
-    """Whether a file of Linux (ELF, of 64 bits) has all its bytes; others are for their loader.
+    """Whether a library of Linux (64-bit ELF) has all its bytes; True for any other file.
 
-    That of Linux checks nothing and dies of SIGBUS. A file ends with its table of sections.
+    The loader of Linux does not check, and a process that loads half a file dies of SIGBUS. The
+    table of sections ends the file, and the header tells where it is. Other systems' loaders check.
     """
     with Path(path).open("rb") as file:
         head = file.read(64)

@@ -1,5 +1,5 @@
-// The places of all helpers. Not in the header: what is static in an inline function is one for all
-// builds of the library that a process has loaded, and they may differ.
+// The places of all helpers. Not in the header: a static of an inline function is shared by all
+// builds of this library that a process has loaded, and those may differ.
 #include "parallel.h"
 
 jaxpage::HelperPlace& jaxpage::helper_place(int64_t worker) {

@@ -1,4 +1,4 @@
-// A loop over jobs on the threads that XLA computes with.
+// parallel_for: a loop over jobs on the threads that XLA computes with.
 #pragma once
 
 #if defined(__linux__)
@@ -28,7 +28,7 @@ inline void pause() {
 #endif
 }
 
-// Where the calling thread runs; -1 where that is not known.
+// The number of the processor that the calling thread runs on; -1 where that is not known.
 inline int this_processor() {
 #if defined(__linux__)
   return sched_getcpu();
@@ -37,8 +37,8 @@ inline int this_processor() {
 #endif
 }
 
-// Moves the calling thread off a processor, where it may run on another, and leaves it as free to
-// run anywhere as it was.
+// Moves the calling thread to another processor, if it may run on another; afterwards it may run on
+// the same processors as before.
 inline void leave_processor(int processor) {
 #if defined(__linux__)
   cpu_set_t allowed, others;
@@ -51,64 +51,69 @@ inline void leave_processor(int processor) {
 #endif
 }
 
-// Where a helper finds what to do, and stays for a moment once it is done: a step is a hundred and
-// more calls within microseconds of each other, and waking a thread of the pool takes 30 to 90 of
-// them. It goes back to the pool when nothing comes, so that no thread is kept from XLA or at exit.
+// Where one helper, a thread of XLA's pool, takes its tasks from. It stays here for kPatience after
+// a task: a step makes a hundred and more calls, microseconds apart, and to wake a thread of the
+// pool takes 30 to 90 us. Then it goes back to the pool, so that neither XLA nor the end of the
+// process has to wait for it.
 class HelperPlace {
  public:
-  // Leaves `task` for the helper, who is called from the pool unless one is here or on its way. It
-  // may still be at the end of the task before: waiting for it here, or calling another thread,
-  // would leave the caller to work alone. What was left and not yet taken up is replaced.
+  // Leaves `task` for the helper, and calls one from the pool unless it is here or on its way. The
+  // helper may still be ending the task before, and takes this one next: to wait for it, or to call
+  // another thread, would leave the caller to work alone. A task that was left before and not taken
+  // yet is replaced; its caller does without this helper.
   void leave(xla::ffi::ThreadPool& pool, const std::function<void()>& task) {
     const int found = state_.exchange(kHeld);
-    if (found == kHeld) return;  // by another caller, or by the helper
+    if (found == kHeld) return;  // by another caller, or by the helper: do without it
     task_ = task;
     caller_ = this_processor();
     state_.store(found == kHere || found == kLeft ? kLeft : kCalled);
-    if (found == kNobody) pool.Schedule([this] { serve(); });
+    if (found == kEmpty) pool.Schedule([this] { serve(); });
   }
 
  private:
-  // kHeld: one thread is writing or reading task_. kLeft: it is for a helper who is here.
-  enum { kNobody, kCalled, kHere, kLeft, kHeld };
+  // kEmpty: no helper is here. kCalled: one is on its way from the pool, to take task_. kHere: it
+  // is here, at work or waiting. kLeft: it is here, and task_ is its next. kHeld: a thread is
+  // reading or writing task_.
+  enum { kEmpty, kCalled, kHere, kLeft, kHeld };
   static constexpr std::chrono::microseconds kPatience{50};
 
-  // Runs what is left here, until nothing is for kPatience.
+  // The helper: runs the tasks that are left here, until none is for kPatience.
   void serve() {
     do {
       while (state_.exchange(kHeld) == kHeld) pause();
       const std::function<void()> task = std::move(task_);
       const int caller = caller_;
       state_.store(kHere);
-      // The system may have woken it on the caller's processor, and would leave both there while
-      // another one is idle: each runs when the other waits.
+      // The system may have woken this thread on the caller's processor, and would let the two take
+      // turns there while another processor is idle.
       if (caller >= 0 && caller == this_processor()) leave_processor(caller);
       task();
     } while (wait());
   }
 
+  // Whether another task came within kPatience.
   bool wait() {
     const auto end = std::chrono::steady_clock::now() + kPatience;
-    for (int turn = 1;; ++turn) {
+    for (int spin = 1;; ++spin) {
       if (state_.load() == kLeft) return true;
       pause();
-      if (turn % 32 || std::chrono::steady_clock::now() < end) continue;
+      if (spin % 32 || std::chrono::steady_clock::now() < end) continue;
       int expected = kHere;
-      if (state_.compare_exchange_strong(expected, kNobody)) return false;
+      if (state_.compare_exchange_strong(expected, kEmpty)) return false;
     }
   }
 
-  std::atomic<int> state_{kNobody};
+  std::atomic<int> state_{kEmpty};
   std::function<void()> task_;
   int caller_ = -1;
 };
 
-// Of worker 1, 2, ... up to kMostWorkers.
 constexpr int64_t kMostWorkers = 64;
+// The place of the helper that is worker 1, 2, ... kMostWorkers - 1; worker 0 is the caller.
 HelperPlace& helper_place(int64_t worker);
 
-// The jobs of one call: each worker has a run of them, and takes from the end of the others' once
-// its own is done.
+// The jobs of one call. Each worker has a run of them, first .. last - 1, and takes jobs from its
+// beginning; once its own run is done it takes jobs from the ends of the others'.
 class Jobs {
  public:
   Jobs(int64_t count, int64_t workers)
@@ -118,8 +123,8 @@ class Jobs {
     }
   }
 
-  // Calls work(job, worker, is_next_mine) until no job is left. `is_next_mine`: job + 1 comes next
-  // unless another worker takes it first.
+  // Calls work(job, worker, is_next_mine) until no job is left. is_next_mine: this worker does
+  // job + 1 next, unless another one takes it first.
   template <class Work>
   void run(int64_t worker, const Work& work) {
     for (int64_t i = 0; i < workers_; ++i) {
@@ -136,6 +141,7 @@ class Jobs {
     }
   }
 
+  // Returns when all jobs are done.
   void wait() {
     for (int spin = 0; spin < 2000; ++spin) {  // the last jobs end within microseconds
       if (done_.load() == count_) return;
@@ -166,10 +172,10 @@ class Jobs {
   std::condition_variable all_done_;
 };
 
-// Calls work(job, worker, is_next_mine) for every job, worker < num_workers(pool), and returns when
-// all have ended. The calling thread takes jobs too and waits only for jobs that another thread has
-// begun: a pool of one busy thread, or none, cannot hold it up. A helper that comes too late finds
-// no job and touches nothing but the counters, which it owns a share of.
+// Calls work(job, worker, is_next_mine) for each job, with worker < num_workers(pool), and returns
+// when all jobs are done. The calling thread takes jobs too and waits only for those that another
+// thread has started: a pool whose threads are all busy, or that has none, cannot hold it up. A
+// helper that comes too late finds no job and touches the counters alone, of which it owns a share.
 template <class Work>
 void parallel_for(xla::ffi::ThreadPool& pool, int64_t num_jobs, const Work& work) {
   int64_t workers = num_jobs < num_workers(pool) ? num_jobs : num_workers(pool);

@@ -1,4 +1,4 @@
-// Which decoding rows begin with the same blocks. The tables tell: nobody has to.
+// Finds the decoding rows that begin with the same blocks, by their block tables alone.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +10,12 @@
 namespace jaxpage {
 
 struct SharedPrefix {
-  std::vector<int64_t> jobs;  // one of each of the rows, of all heads
-  int64_t num_chunks;         // of keys, the same for all of them
+  std::vector<int64_t> jobs;  // indices of the rows' jobs, one a row
+  int64_t num_chunks;         // leading chunks of keys that the rows share
 };
 
-// Rows of one token in the order of their tables, so that those which share are neighbours.
+// Sorts the jobs of one token by their block tables, so that rows that share blocks are neighbours.
+// Jobs with less than a chunk of keys before their token are left out.
 class PrefixFinder {
  public:
   PrefixFinder(const Attention& a, const std::vector<AttentionJob>& jobs) : a_(a), jobs_(jobs) {
@@ -27,7 +28,8 @@ class PrefixFinder {
     });
   }
 
-  // Of each run of neighbours, what saves most: the chunks they all share, or more of fewer rows.
+  // Of neighbours first .. last - 1, adds to `found` what saves most: one prefix of them all, or
+  // longer prefixes of some of them. Returns how many chunks need not be read again.
   int64_t search(int64_t first, int64_t last, std::vector<SharedPrefix>& found) const {
     if (last - first < 2) return 0;
     const int64_t depth = num_same(order_[first], order_[last - 1]);
@@ -55,7 +57,7 @@ class PrefixFinder {
   const int32_t* table(int64_t job) const {
     return a_.block_tables + jobs_[job].row * a_.table_width;
   }
-  // Blocks that are full before the row's own token.
+  // Full blocks before the row's own token.
   int64_t num_blocks(int64_t job) const { return jobs_[job].first_position / a_.block_size; }
 
   int64_t num_same(int64_t x, int64_t y) const {
@@ -68,7 +70,8 @@ class PrefixFinder {
   std::vector<int64_t> order_;
 };
 
-// Rows with a sliding window see different keys of what they share: none are found for them.
+// The prefixes worth reading once. None where a sliding window hides keys: each row then sees other
+// keys of what it shares.
 inline std::vector<SharedPrefix> find_prefixes(const Attention& a,
                                                const std::vector<AttentionJob>& jobs) {
   std::vector<SharedPrefix> found;

@@ -1,6 +1,6 @@
-// Vectors of the widest width that a translation unit is compiled for, in the compiler's own
-// vector extensions: one source for AVX-512, AVX2, NEON and anything else. Every function is
-// inlined and in an unnamed namespace, so that no code of one width is ever shared with another.
+// Vectors of the widest width that a source is compiled for, in the compiler's own vector
+// extensions: one text for AVX-512, AVX2, NEON and anything else. Every function is inlined and in
+// an unnamed namespace, so that no code of one width is ever shared with another.
 #pragma once
 
 #include <cstdint>
@@ -17,22 +17,24 @@ namespace {
 #define JAXPAGE_INLINE inline __attribute__((always_inline))
 
 #if defined(__AVX512F__)
-constexpr int kLanes = 16;
-constexpr int kWide = 4;   // kQueries x 4
+constexpr int kLanes = 16;  // floats of a vector
+constexpr int kWide = 4;
 #elif defined(__AVX2__)
 constexpr int kLanes = 8;
-constexpr int kWide = 2;   // kQueries x 2
+constexpr int kWide = 2;
 #else
 constexpr int kLanes = 4;
 constexpr int kWide = 2;
 #endif
-constexpr int kQueries = 6;  // of a tile of attention: kQueries query vectors x kWide vectors
+// A tile of attention: kQueries query vectors by kWide vectors of keys, or of a value's entries,
+// with an accumulator each.
+constexpr int kQueries = 6;
 
-// Of a tile of a product: kPanel outputs x kRows rows, one accumulator each.
+// A tile of matmul_few: kPanel outputs by kRows rows, with an accumulator each.
 #if defined(__AVX2__) && !defined(__AVX512F__)
-constexpr int kPanel = 4, kRows = 2;  // of 16 registers
+constexpr int kPanel = 4, kRows = 2;  // the processor has 16 vector registers
 #else
-constexpr int kPanel = 6, kRows = 4;  // of 32
+constexpr int kPanel = 6, kRows = 4;  // 32
 #endif
 
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
@@ -44,8 +46,8 @@ struct BFloat16 {
   uint16_t bits;
 };
 
-// Holds a vector in a register. GCC would read it from memory again for every product it is in, and
-// loads are what a tile of products is short of.
+// Keeps a vector in a register. GCC would load it again for each multiplication, and loads are what
+// limits a tile of products.
 JAXPAGE_INLINE void hold(Vec& value) {
 #if defined(__x86_64__)
   asm("" : "+v"(value));
@@ -54,7 +56,8 @@ JAXPAGE_INLINE void hold(Vec& value) {
 #endif
 }
 
-JAXPAGE_INLINE Vec splat(float value) { return value - Vec{}; }  // + would cost an addition: -0
+// The number in every lane. Subtracting 0 costs no instruction; adding it would, for -0 + 0 is 0.
+JAXPAGE_INLINE Vec splat(float value) { return value - Vec{}; }
 
 JAXPAGE_INLINE Vec load(const float* from) {
   Vec value;
@@ -68,11 +71,11 @@ JAXPAGE_INLINE Vec load(const BFloat16* from) {  // bfloat16 is the upper half o
   return (Vec)(__builtin_convertvector(halves, Bits) << 16);
 }
 
-// The first `count` < kLanes entries, then zeros; nothing behind them is read.
+// The first `count` < kLanes entries, then zeros; no memory behind them is read.
 template <class T>
 JAXPAGE_INLINE Vec load_part(const T* from, int count) {
   T padded[kLanes] = {};
-  if (kLanes > 8 && count == 8) {  // sizes that are a multiple of 8: a fixed copy is one move
+  if (kLanes > 8 && count == 8) {  // common, and a copy of a fixed size is one instruction
     __builtin_memcpy(padded, from, (kLanes < 8 ? kLanes : 8) * sizeof(T));
   } else {
     for (int i = 0; i < count; ++i) padded[i] = from[i];
@@ -80,7 +83,7 @@ JAXPAGE_INLINE Vec load_part(const T* from, int count) {
   return load(padded);
 }
 
-// kLanes entries, or the `left` that there are, then zeros.
+// kLanes entries, or the `left` that there are and then zeros.
 template <class T>
 JAXPAGE_INLINE Vec load_any(const T* from, int64_t left) {
   return left >= kLanes ? load(from) : load_part(from, static_cast<int>(left));
@@ -122,8 +125,8 @@ JAXPAGE_INLINE Vec shuffle(Vec a, Vec b, std::integer_sequence<int, kIndex...>) 
 #endif
 }
 
-// a and b hold kLanes / kSegment sums each, spread over segments of kSegment lanes. The result
-// holds both, spread over half as many: in each segment that of a, then that of b.
+// a and b hold kLanes / kSegment sums each, every one spread over a segment of kSegment lanes. The
+// result holds all of them, each over half a segment: for each segment that of a, then that of b.
 template <int kSegment, int... kLane>
 JAXPAGE_INLINE Vec fold(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
   constexpr int kHalf = kSegment / 2;
@@ -132,8 +135,9 @@ JAXPAGE_INLINE Vec fold(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
                                                                 : kLane + kHalf...>{});
 }
 
-// Lane i of the result is the sum of sums[i]. Every lane is added in the same order, so a sum
-// does not depend on its place. (15 additions, 15 shuffles and 15 blends for 16 sums of 16 lanes.)
+// Lane i of the result is the sum of the lanes of sums[i], for i < kLanes. All are added in the
+// same order, so a sum does not depend on its place. (16 sums of 16 lanes: 15 additions, 15
+// shuffles and 15 blends.)
 template <int kSegment = kLanes>
 JAXPAGE_INLINE Vec sum_each(const Vec* sums) {
   if constexpr (kSegment == 1) {
@@ -147,7 +151,7 @@ JAXPAGE_INLINE Vec sum_each(const Vec* sums) {
   }
 }
 
-// Lanes whose numbers differ by kDistance, exchanged.
+// Exchanges lanes i and i ^ kDistance.
 template <int kDistance, int... kLane>
 JAXPAGE_INLINE Vec exchange(Vec v, std::integer_sequence<int, kLane...>) {
   return shuffle(v, v, std::integer_sequence<int, (kLane ^ kDistance)...>{});
@@ -179,8 +183,9 @@ JAXPAGE_INLINE Vec spread_sum(Vec v) {
 
 JAXPAGE_INLINE float sum_of(Vec v) { return spread_sum(v)[0]; }
 
-// In each quarter (four lanes) for itself: kSize lanes of a and as many of b in turns, from the
-// quarter's lower half, or its upper.
+// In each group of four lanes: kSize lanes of a, then as many of b, and so on, taken from the lower
+// half of the group (kUpper 0) or its upper half (1). kUpper 0: a0 b0 a1 b1, or with kSize 2
+// a0 a1 b0 b1; kUpper 1: a2 b2 a3 b3, or a2 a3 b2 b3.
 template <int kSize, int kUpper, int... kLane>
 JAXPAGE_INLINE Vec zip(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
   return shuffle(a, b,
@@ -189,14 +194,16 @@ JAXPAGE_INLINE Vec zip(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
                                                 kLane / kSize % 2 * kLanes...>{});
 }
 
-// Of each pair of blocks of kSide lanes the lower, or the upper: those of a, and of b beside them.
+// Of each pair of blocks of kSide lanes the lower one (kUpper 0) or the upper one (1) of a, then
+// that of b.
 template <int kSide, int kUpper, int... kLane>
 JAXPAGE_INLINE Vec cross(Vec a, Vec b, std::integer_sequence<int, kLane...>) {
   return shuffle(a, b, std::integer_sequence<int, (kLane & ~kSide) + kUpper * kSide +
                                                       (kLane & kSide ? kLanes : 0)...>{});
 }
 
-// Blocks of kSide x kSide: those beside the diagonal change places.
+// Of kLanes rows seen as blocks of kSide x kSide: exchanges the two blocks beside the diagonal of
+// each square of four blocks.
 template <int kSide>
 JAXPAGE_INLINE void cross_rows(Vec* rows) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
@@ -208,7 +215,7 @@ JAXPAGE_INLINE void cross_rows(Vec* rows) {
   }
 }
 
-// kLanes rows to columns: blocks of 4 x 4 inside, then blocks of them.
+// Transposes kLanes rows in place: inside blocks of 4 x 4 first, then the blocks.
 JAXPAGE_INLINE void transpose(Vec* rows) {
   constexpr auto lanes = std::make_integer_sequence<int, kLanes>{};
   for (Vec* four = rows; four < rows + kLanes; four += 4) {
@@ -221,7 +228,7 @@ JAXPAGE_INLINE void transpose(Vec* rows) {
   if constexpr (kLanes > 8) cross_rows<8>(rows);
 }
 
-// e to the x for x <= 0, to about one unit in the last place; 0 below -87, NaN stays NaN.
+// e to the x for x <= 0, right to about one unit in the last place; 0 below -87, NaN stays NaN.
 // x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor polynomial, 2^n by the exponent's bits.
 JAXPAGE_INLINE Vec exp_negative(Vec x) {
   const Vec lowest = splat(-87.0f), rounder = splat(12582912.0f);  // 1.5 * 2^23

@@ -1,10 +1,10 @@
-"""Compiles the kernels for NVIDIA cards that are not there and holds the result against rules.
+"""Compiles the kernels for NVIDIA cards that this machine lacks, and holds the result to rules.
 
     python -m pallas_kernels.check --target a10g a100 h100 h200
 
 Needs the extra `check` (the CUDA plugin, ptxas, the disassembler) and no GPU. It sees registers,
 spills, load widths, launches, buffers and copies; it cannot see numbers, races or real speed.
-`Program` is what `--program MODULE:FUNCTION` returns, one or several.
+With `--program MODULE:FUNCTION` it checks what that function returns: a `Program`, or several.
 """
 
 from __future__ import annotations

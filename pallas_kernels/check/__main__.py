@@ -20,7 +20,7 @@ from pallas_kernels.check.report import print_rules, print_target
 from pallas_kernels.check.tune import print_candidates
 
 TIMEOUT_S = 3600
-"""Of one target: whole models, on a machine that has other work."""
+"""Most seconds for one target: whole models, on a machine that has other work."""
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def run_target(target: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of one target, compiled in a process of their own."""
+    """What is reported of each program of one target, compiled in a process of its own."""
     work = {
         "target": target,
         "programs": arguments.program,

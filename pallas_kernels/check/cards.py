@@ -9,21 +9,26 @@ from pallas_kernels.config import Target
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One kind of GPU. Speeds are the maker's: bytes a second, bfloat16 operations a second."""
+    """One kind of GPU. Speeds are the maker's."""
 
     name: str
     device_kind: str
+    """How JAX names the card."""
     capability: tuple[int, int]
     num_multiprocessors: int
     clock_ghz: float
     bandwidth: float
+    """Of its memory, bytes a second."""
     matmul_rate: float
+    """Operations of bfloat16 products a second, two for each multiplication."""
     memory_bytes: int
     l2_bytes: int
     fp32_lanes: int
+    """Float32 units of a multiprocessor."""
     most_warps: int
-    """Warps that are resident on a multiprocessor at once; `most_programs` likewise."""
+    """Warps that are resident on a multiprocessor at once."""
     most_programs: int
+    """Programs that are resident on a multiprocessor at once."""
     shared_bytes: int
     """Shared memory of a multiprocessor; a program may have 1 KiB less."""
 
@@ -36,7 +41,7 @@ class Card:
         return Target(self.arch, self.num_multiprocessors)
 
     def description(self) -> str:
-        """The text from which XLA makes a device that it can compile for."""
+        """XLA's description of the card, as text, from which it can compile without one."""
         return f"""gpu_device_info {{
   threads_per_block_limit: 1024
   threads_per_warp: 32

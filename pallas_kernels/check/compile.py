@@ -1,4 +1,4 @@
-"""Compiles a program for a card without one, and gathers what the compiler left behind."""
+"""Compiles a program for a card that is not there, and reads what the compiler made of it."""
 
 from __future__ import annotations
 
@@ -44,13 +44,16 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a program became."""
+    """One program, compiled."""
 
     sequence: Sequence
     kernels: Mapping[str, Kernel]
+    """Each kernel that is launched, by name."""
     alias_bytes: int
+    """Outputs that share the memory of an input."""
     temp_bytes: int
     copies: tuple[str, ...]
+    """Instructions that copy a pool, as HLO's text."""
     compile_s: float
 
 
@@ -101,7 +104,7 @@ def _read_sequence(folder: Path) -> Sequence:
 
 
 def _read_kernels(folder: Path, sequence: Sequence) -> dict[str, Kernel]:
-    """Every Pallas kernel and fusion that is launched, by name, assembled as XLA would."""
+    """Each Pallas kernel and fusion that is launched, by name, assembled as XLA would do it."""
     counts = Counter(launch.name for launch in sequence.launches)
     launches = {launch.name: launch for launch in sequence.launches}
     kernels: dict[str, Kernel] = {}

@@ -13,17 +13,17 @@ from pallas_kernels.check.compile import Kernel
 from pallas_kernels.check.program import Inner
 
 MEMORY_SHARE = 0.92
-"""Of the maker's bandwidth that a copy reaches."""
+"""Share of the maker's bandwidth that a copy reaches."""
 MEMORY_LATENCY_NS = {8: 600.0, 9: 750.0}
-"""From a read under load to its data, by generation."""
+"""Time from a read to its data under load, by generation (the major compute capability)."""
 ISSUE_SLOTS = 4
 """Instructions a cycle of one multiprocessor, one a scheduler."""
 ISSUE_SHARE = 0.7
-"""Of the issue slots that a loop with its waits can use."""
+"""Share of the issue slots that a loop with its waits can use."""
 MATRIX_SHARE = 0.65
-"""Of the maker's matrix rate that a loop of products with a softmax between them can use."""
+"""Share of the maker's matrix rate that a loop of products with softmaxes between them can use."""
 LAUNCH_US = 2.0
-"""Between two kernels of one CUDA graph, and to start and drain one."""
+"""Time that each launch in a CUDA graph adds: the gap between two kernels, and start and end."""
 
 CONSTANTS = (
     f"memory {MEMORY_SHARE:.0%} of nominal, latency {MEMORY_LATENCY_NS[8]:.0f} ns (sm_8x), "
@@ -34,7 +34,7 @@ CONSTANTS = (
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds that one launch takes by each limit, and in all."""
+    """Seconds that one launch takes by each limit, and in all (`total_s`)."""
 
     floor_s: float
     """The larger of KV bytes over nominal bandwidth and operations over the nominal rate."""
@@ -50,7 +50,7 @@ class Cost:
 
 
 def occupancy(kernel: Kernel, card: Card) -> tuple[int, float]:
-    """(programs a multiprocessor holds at once, resident warps over the most)."""
+    """(programs that a multiprocessor holds at once, their share of the warps that it can hold)."""
     warps = -(-kernel.threads // 32)
     resident = card.resident_programs(
         registers=kernel.usage.registers, warps=warps, shared_bytes=kernel.shared_bytes
@@ -61,8 +61,9 @@ def occupancy(kernel: Kernel, card: Card) -> tuple[int, float]:
 def predict(kernel: Kernel, inner: Inner, card: Card) -> Cost:
     """The cost of one launch.
 
-    Programs of a last, partial wave have the bandwidth to themselves as far as their own reads in
-    flight reach; arithmetic waits for the multiprocessor with the most programs.
+    Programs run in waves of as many as the card holds at once. Those of a last, partial wave share
+    all of the bandwidth, but use no more than their own reads in flight allow; arithmetic takes as
+    long as on the multiprocessor with the most programs.
     """
     resident, _ = occupancy(kernel, card)
     mps = card.num_multiprocessors

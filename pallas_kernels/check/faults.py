@@ -1,4 +1,4 @@
-"""Programs with a mistake put into them on purpose: the check must refuse every one of them.
+"""Programs with a mistake made on purpose: the check must refuse each of them.
 
 `toy_step` is also the smallest whole step: L layers that write into the pool, attend and multiply.
 """
@@ -46,7 +46,7 @@ def _spilling_tile(card: Card) -> Program:
 
 
 def _narrow_load(card: Card) -> Program:
-    """A tile of 16 tokens for 8 warps: 8 bytes a thread are all there is to read."""
+    """A tile of 16 tokens for 8 warps: each thread has only 8 bytes to read."""
     narrow = replace(MODELS[3].tuning("decode", card), block_k=16, num_warps=8)
     return replace(decode(MODELS[3], card, tuning=narrow), name="fault: narrow load")
 
@@ -56,7 +56,7 @@ def _undonated_pool(card: Card) -> Program:
 
 
 def _layer_scan(card: Card) -> Program:
-    """The pools as what a scan takes and gives, one layer a turn: it copies them."""
+    """The pools as a scan's inputs and outputs, a layer at each step: it copies them."""
     sound = toy_step(card)
     layer = _layer_pool()
     stacked = jax.ShapeDtypeStruct((LAYERS, *layer.shape), layer.dtype)

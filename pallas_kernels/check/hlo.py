@@ -1,4 +1,4 @@
-"""Reads what XLA made of a program: its launches, its CUDA graphs, its copies of the pool."""
+"""Reads what XLA wrote about a program: its launches, its CUDA graphs, its copies of a pool."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Sequence:
     num_graphs: int
     """CUDA graphs ("command buffers")."""
     num_outside: int
-    """Things done outside any graph, of which each costs a launch of its own."""
+    """Thunks (XLA's steps) outside of any graph, each with a launch of its own."""
 
 
 def parse_thunks(text: str) -> Sequence:
-    """XLA's `thunk_sequence_after_thunk_passes` text."""
+    """What XLA's `thunk_sequence_after_thunk_passes` text says."""
     outermost = [kind for indent, kind in _THUNK.findall(text) if not indent]
     launches = [
         Launch(name, tuple(json.loads(grid)), math.prod(json.loads(threads)), int(shared))

@@ -20,12 +20,13 @@ class Inner:
     kv_bytes: int
     """Distinct bytes of K and V: what must come from memory."""
     operations: int
-    """Of its products, two for each multiplication."""
+    """Of its matrix products, two for each multiplication."""
     num_stages: int
     """Turns whose reads are under way at once, the one being computed included."""
     is_quantised: bool = False
     needs_tensor_cores: bool = True
     min_occupancy: float = 0.25
+    """Least share of a multiprocessor's warps that must be resident."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,12 @@ class Program:
     """Trees of jax.ShapeDtypeStruct (or of arrays)."""
     donated: tuple[int, ...] = ()
     kernels: Mapping[str, Inner] = field(default_factory=dict)
-    """By the name that the kernel was called with."""
+    """What is expected of its attention kernels, by the names that they were called with."""
     pools: tuple[jax.ShapeDtypeStruct, ...] = ()
     """The pool's arrays among the arguments. A program that donates them is held to updating them
     in place; no program may copy them."""
     weight_bytes: int = 0
-    """Weights that one run reads once, beside the KV of its kernels."""
+    """Bytes of weights that one run reads, beside the KV of its kernels."""
     is_step: bool = False
     """A whole step: its pools must be updated in place, and all of it be one CUDA graph."""
 
@@ -53,4 +54,4 @@ class Program:
 
 
 Programs = Callable[[Any], "list[Program]"]
-"""Given a Card: what to compile for it."""
+"""Takes a Card, returns what to compile for it."""

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NEWEST_PTX = (8, 8)
-"""What the assembler of CUDA 12.9 reads. Newer text differs in its first line only, so far."""
+"""The newest PTX that the assembler of CUDA 12.9 reads. Newer texts, so far, differ in their first
+line only."""
 PLACES = {
     "ptxas": ("nvidia.cuda_nvcc", "nvidia.cu12", "nvidia.cu13"),
     "nvdisasm": ("nvidia.cuda_nvdisasm", "nvidia.cu13", "nvidia.cu12", "nvidia.cuda_nvcc"),
@@ -22,13 +23,14 @@ class Usage:
     """What a kernel takes of a multiprocessor."""
 
     registers: int
+    """Of one thread."""
     spill_bytes: int
-    """Stores and loads of registers that did not fit."""
+    """Stored and loaded by a thread because its registers did not suffice."""
     static_shared_bytes: int
 
 
 def find_tool(name: str) -> str:
-    """The path of `ptxas` or `nvdisasm`; FileNotFoundError that says what to install."""
+    """The path of `ptxas` or `nvdisasm`. Raises FileNotFoundError, which says what to install."""
     for package in PLACES[name]:
         top, _, rest = package.partition(".")
         found = importlib.util.find_spec(top)

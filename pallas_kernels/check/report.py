@@ -1,4 +1,4 @@
-"""Prints what the check found."""
+"""Prints what the check found: a table for each card, then the rules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def print_target(card: Card, rows: list[dict[str, Any]]) -> None:
 
 
 def print_rules(results: dict[str, list[dict[str, Any]]]) -> int:
-    """The rules with their breaches, each named; returns how many there are."""
+    """Prints the rules and each breach of one; returns the number of breaches."""
     found = [
         (breach["rule"], target, row["program"], breach["what"])
         for target, rows in results.items()

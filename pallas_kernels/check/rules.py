@@ -1,4 +1,4 @@
-"""What must hold of a compiled program. Each rule has a name, by which a breach is reported."""
+"""What must hold of a compiled program: rules, each with a name by which a breach is reported."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from pallas_kernels.check.program import Inner, Program
 
 REFERENCE_POOL_BYTES = 4 * 2**30
 MOST_TEMP_SHARE = 0.02
-"""Temporary memory of a step, of a pool of 4 GiB."""
+"""Most temporary memory of a step, as a share of a pool of REFERENCE_POOL_BYTES."""
 TWO_PROGRAMS = 2
-"""Resident on a small card, where 25% of its warps cannot be had with tiles that hide latency."""
+"""Resident programs that suffice on a small card's multiprocessor: tiles that are large enough to
+hide latency leave no room for 25% of its warps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Breach:
-    """A rule that does not hold."""
+    """One way in which a program breaks a rule."""
 
     rule: str
     program: str

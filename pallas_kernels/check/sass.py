@@ -17,22 +17,22 @@ MATRIX = ("HMMA", "HGMMA", "IMMA", "QGMMA", "IGMMA", "UTCHMMA")
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Counts of instructions, each executed by a warp."""
+    """Counts of a kernel's instructions, as a warp executes them."""
 
     num_instructions: int
     num_matrix: int
     num_atomics: int
     loop_instructions: int
-    """Of the main loop, one turn; 0: no loop."""
+    """Of one turn of the main loop; 0: there is no loop."""
     loop_matrix: int
     loop_wide_loads: int
     """Reads of global memory of 16 bytes a thread."""
     loop_half_loads: int
     """Reads of 8 bytes: K or V of an 8-bit pool."""
     loop_odd_loads: int
-    """Reads of 1 or 2 bytes: no index, no scale, hence K or V."""
+    """Reads of 1 or 2 bytes: no block id or scale is so small, so they are of K or V."""
     loop_word_loads: int
-    """Reads of 4 bytes: block ids and scales; K or V where they are too few otherwise."""
+    """Reads of 4 bytes: block ids and scales; of K or V too, where there are too few wider ones."""
 
 
 def parse_code(disassembly: str) -> dict[str, Code]:
@@ -71,7 +71,10 @@ def _count(lines: list[str]) -> Code:
 
 
 def _main_loop(code: list[tuple[str, str]], labels: dict[str, int]) -> tuple[int, int]:
-    """The longest stretch that a jump backwards repeats; one instruction alone is the padding."""
+    """(first, last + 1) of the longest stretch that a jump backwards repeats; (0, 0) for none.
+
+    A jump to itself, which pads the end of a kernel, is no loop.
+    """
     longest = (0, 0)
     for place, (name, rest) in enumerate(code):
         goal = _GOAL.search(rest)

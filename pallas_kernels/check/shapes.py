@@ -24,17 +24,17 @@ from pallas_kernels.config import Kind, Tuning, choose
 BLOCK_SIZE = 16
 INT32 = jnp.int32
 FEW_WARPS = 0.12
-"""Occupancy that is enough where tiles of many queries keep a matrix unit busy from registers: what
+"""Occupancy that suffices where tiles of many queries keep a matrix unit busy from registers; what
 more warps cost there is tabulated in docs/decisions/0007."""
 MOST_WARPS = 64
-"""Of a large card's multiprocessor."""
+"""Warps that a large card's multiprocessor holds."""
 SHARERS = 8
-"""Rows that share a prefix."""
+"""Rows of a group that share a prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The part of a model that attention sees."""
+    """What attention depends on of a model."""
 
     name: str
     num_heads: int
@@ -52,7 +52,7 @@ class Heads:
         return self.kv_dtype in ("int8", "float8_e4m3fn")
 
     def tuning(self, kind: Kind, card: Card) -> Tuning:
-        """What the table says for this card."""
+        """The tuning that `pallas_kernels.config` has for this card."""
         return choose(
             kind,
             dtype=self.dtype,
@@ -63,7 +63,7 @@ class Heads:
         )
 
     def token_bytes(self) -> int:
-        """K and V of one token, scales left out."""
+        """Bytes of K and V of one token, without scales."""
         return 2 * self.num_kv_heads * self.head_dim * jnp.dtype(self.kv_dtype).itemsize
 
 
@@ -86,7 +86,7 @@ VARIANTS = (
 
 
 def kernel_programs(card: Card) -> list[Program]:
-    """Every kernel at every shape."""
+    """Each kernel at each shape."""
     makers = (decode, prefill, shared_prefix)
     programs = [make(heads, card) for heads in MODELS + VARIANTS for make in makers]
     return programs + [write(heads) for heads in (MODELS[0], VARIANTS[0])]
@@ -152,7 +152,7 @@ def prefill(
 
 
 def shared_prefix(heads: Heads, card: Card, *, rows: int = 32, tokens: int = 2048) -> Program:
-    """Decode rows that share their first half by eights."""
+    """One call of shared-prefix decode: SHARERS rows at a time share half of their tokens."""
     tunings = (heads.tuning("shared_prefix", card), heads.tuning("decode", card))
     width = tokens // BLOCK_SIZE
     groups, half = rows // SHARERS, tokens // 2
@@ -188,7 +188,7 @@ def shared_prefix(heads: Heads, card: Card, *, rows: int = 32, tokens: int = 204
 
 
 def write(heads: Heads, *, rows: int = 32, num_blocks: int = 4096) -> Program:
-    """The scatter of a decode step into donated pools."""
+    """One write of a decode step's tokens into donated pools."""
     token = _shape((rows, heads.num_kv_heads, heads.head_dim), heads.dtype)
 
     def call(k_pool: Any, v_pool: Any, k: Any, v: Any, slots: Any, *scales: Any) -> Any:
@@ -207,7 +207,10 @@ def write(heads: Heads, *, rows: int = 32, num_blocks: int = 4096) -> Program:
 
 
 def _inner(heads: Heads, tuning: Tuning, *, tiles: int, tokens: int, queries: int) -> Inner:
-    """`tiles` query tiles a KV head, each of which reads `tokens` tokens."""
+    """What is expected of a kernel: `tiles` query tiles a KV head read `tokens` tokens each.
+
+    `queries`: tokens with a query, in the whole call.
+    """
     width = power_of_two(heads.head_dim)
     block_k = power_of_two(tuning.block_k)
     is_exact = heads.dtype == "float32"
@@ -224,6 +227,7 @@ def _inner(heads: Heads, tuning: Tuning, *, tiles: int, tokens: int, queries: in
 
 
 def _query_tiles(heads: Heads, tuning: Tuning) -> int:
+    """Tiles that one query's heads of one KV head take."""
     return -(-heads.group // power_of_two(tuning.query_rows))
 
 

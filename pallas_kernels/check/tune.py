@@ -1,6 +1,6 @@
 """Compares tiles: compiles candidates and ranks them by the rules they keep and the cost model.
 
-What it prints is for a person, who writes the table in `pallas_kernels.config`.
+It only prints: the table in `pallas_kernels.config` is written by hand.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One process's work: compiles programs for one card and writes down what they became.
+"""Compiles programs for one card, in a process of its own, and writes a report of each as JSON.
 
-A process for each card, because a compiler that aborts takes its process with it.
+Each card has its process, because a compiler that aborts takes its process with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pallas_kernels.check.shapes import kernel_programs
 
 
 def main() -> None:
-    """argv: a JSON of the work, and the path to which its outcome is written."""
+    """argv: the work as JSON (see `run_target`), and the path of the file to write."""
     work, path = json.loads(sys.argv[1]), Path(sys.argv[2])
     jax.config.update("jax_platforms", "cpu")
     card = CARDS[work["target"]]
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def gather(card: Card, *, modules: list[str], fault: str | None) -> list[Program]:
-    """The programs of this run. ValueError for a module that does not name a function."""
+    """The programs of this run. Raises ValueError for a module without a function's name."""
     if fault is not None:
         return [FAULTS[fault](card)]
     if not modules:
@@ -79,7 +79,7 @@ def describe(program: Program, compiled: Compiled, card: Card) -> dict[str, Any]
 
 
 def _describe_kernel(program: Program, compiled: Compiled, name: str, card: Card) -> dict[str, Any]:
-    """What is reported of one of its kernels; times only of those that the program knows."""
+    """What is reported of one of its kernels; times of attention kernels only."""
     kernel, inner = compiled.kernels[name], program.kernels.get(name)
     resident, share = occupancy(kernel, card)
     row = {
@@ -116,7 +116,7 @@ def _describe_kernel(program: Program, compiled: Compiled, name: str, card: Card
 def _step_time(
     program: Program, compiled: Compiled, card: Card, attention_s: float
 ) -> dict[str, float]:
-    """Predicted and least time of a step: its weights, its attention, its other launches."""
+    """A step's predicted and least time in ms: weights, attention, other launches; {}: no step."""
     if not program.is_step:
         return {}
     launches = {name: kernel.num_launches for name, kernel in compiled.kernels.items()}

@@ -1,6 +1,6 @@
 // Calls every kernel as XLA does, with random shapes, threads and sets of instructions: against
 // double precision within a bound, and to the bit against the same rows in another batch.
-// Arguments: rounds and a seed, or the name of a fault that a sanitizer is to find.
+// Arguments: rounds and a seed, or the name of a fault that a sanitizer has to find.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -11,8 +11,8 @@
 #include "runtime.h"
 
 extern "C" {
-XLA_FFI_Handler jaxpage_product, jaxpage_norm, jaxpage_gate, jaxpage_rotate, jaxpage_summarise,
-    jaxpage_attention;
+XLA_FFI_Handler jaxpage_matmul, jaxpage_rms_norm, jaxpage_swiglu, jaxpage_rope_qkv,
+    jaxpage_argmax_logsumexp, jaxpage_attention;
 int jaxpage_choose_set(const char* name);
 }
 
@@ -27,7 +27,7 @@ constexpr double kSmall = 1e-36;           // results below may lose all digits
 constexpr int64_t kFewRows = 64;           // of native.FEW_ROWS
 
 std::mt19937_64 random_bits;
-Pool* pools[4];
+ThreadPool* pools[4];
 const char* set_name = "";
 int64_t num_checks = 0;
 
@@ -35,7 +35,7 @@ int64_t pick(int64_t least, int64_t most) {
   return std::uniform_int_distribution<int64_t>(least, most)(random_bits);
 }
 bool chance(int percent) { return pick(1, 100) <= percent; }
-Pool& any_pool() { return *pools[pick(0, 3)]; }
+ThreadPool& any_pool() { return *pools[pick(0, 3)]; }
 
 Floats normal(int64_t count, float spread = 1) {
   std::normal_distribution<float> draw(0, spread);
@@ -55,7 +55,7 @@ void check(const char* what, int64_t place, double got, double wanted, double bo
   if (!(std::fabs(got - wanted) <= bound + kSmall)) fail(what, place, got, wanted, bound);
 }
 
-// `part` is what `whole` has from `first` on.
+// Checks that `part` equals `whole` from `first` on, to the bit.
 void check_bits(const char* what, const Floats& part, const Floats& whole, int64_t first) {
   for (size_t i = 0; i < part.size(); ++i, ++num_checks) {
     if (std::memcmp(&part[i], &whole[first + i], sizeof(float))) {
@@ -64,14 +64,14 @@ void check_bits(const char* what, const Floats& part, const Floats& whole, int64
   }
 }
 
-void run(Call& call, XLA_FFI_Handler* handler, Pool& pool) {
+void run(Call& call, XLA_FFI_Handler* handler, ThreadPool& pool) {
   const std::string refused = call.run(handler, pool);
   if (refused.empty()) return;
   std::printf("REFUSED with %s: %s\n", set_name, refused.c_str());
   std::exit(1);
 }
 
-// Both at once, as two programs of a process may.
+// Runs both at once, as two programs of a process may.
 template <class First, class Second>
 void together(First first, Second second) {
   std::thread other(second);
@@ -84,7 +84,7 @@ std::vector<T> cut(const std::vector<T>& all, int64_t first, int64_t last) {
   return {all.begin() + first, all.begin() + last};
 }
 
-// Numbers as floats or as bfloat16, and what the latter stand for.
+// A buffer of the numbers as floats, or as bfloat16; then `values` become what those stand for.
 Buffer weights_of(Floats& values, Dims dims, bool is_bfloat16) {
   if (!is_bfloat16) return Buffer::of(values, std::move(dims));
   std::vector<uint16_t> halves;
@@ -98,15 +98,15 @@ Buffer weights_of(Floats& values, Dims dims, bool is_bfloat16) {
   return Buffer::of(halves, std::move(dims));
 }
 
-Floats product(const Floats& x, const Buffer& w, int64_t rows, Pool& pool) {
+Floats matmul(const Floats& x, const Buffer& w, int64_t rows, ThreadPool& pool) {
   const int64_t outputs = w.dims[0], size = w.dims[1];
   const Buffer y = Buffer::of(Floats(rows * outputs, NAN), {rows, outputs});
   const Buffer from = Buffer::of(x, {rows, size});
-  run(Call().takes(from).takes(w).gives(y), jaxpage_product, pool);
+  run(Call().takes(from).takes(w).gives(y), jaxpage_matmul, pool);
   return y.values<float>();
 }
 
-void try_product() {
+void try_matmul() {
   const bool is_many = chance(30);
   const int64_t rows = is_many ? pick(kFewRows + 1, 150) : pick(0, chance(90) ? 40 : kFewRows);
   const int64_t outputs = pick(0, 70), size = pick(0, chance(80) ? 100 : 1400);
@@ -116,11 +116,11 @@ void try_product() {
   const int64_t first = pick(0, is_many ? rows - kFewRows - 1 : rows);
   const int64_t last = pick(is_many ? first + kFewRows + 1 : first, rows);
   const Floats some = cut(x, first * size, last * size);
-  Pool &one = any_pool(), &two = any_pool();
+  ThreadPool &one = any_pool(), &two = any_pool();
   Floats whole, part;
-  together([&] { whole = product(x, w, rows, one); },
-           [&] { part = product(some, w, last - first, two); });
-  check_bits("product of another batch", part, whole, first * outputs);
+  together([&] { whole = matmul(x, w, rows, one); },
+           [&] { part = matmul(some, w, last - first, two); });
+  check_bits("matmul of another batch", part, whole, first * outputs);
   for (int64_t place = 0; place < rows * outputs; ++place) {
     double sum = 0, sizes = 0;
     for (int64_t i = 0; i < size; ++i) {
@@ -128,55 +128,57 @@ void try_product() {
                           values[place % outputs * size + i];
       sum += term, sizes += std::fabs(term);
     }
-    check("product", place, whole[place], sum, (size + 8) * kUnit * sizes);
+    check("matmul", place, whole[place], sum, (size + 8) * kUnit * sizes);
   }
 }
 
-void try_norm() {
+void try_rms_norm() {
   const int64_t rows = pick(0, 50), size = pick(0, 300), first = pick(0, rows);
   const float eps = 1e-5f;
   const Floats x = normal(rows * size), scale = normal(size);
-  auto norm = [&](const Floats& from, int64_t count, Pool& pool) {
+  auto rms_norm = [&](const Floats& from, int64_t count, ThreadPool& pool) {
     const Buffer y = Buffer::of(Floats(from.size(), NAN), {count, size});
     const Buffer given = Buffer::of(from, {count, size}), by = Buffer::of(scale, {size});
-    run(Call().takes(given).takes(by).gives(y).attr("eps", eps), jaxpage_norm, pool);
+    run(Call().takes(given).takes(by).gives(y).attr("eps", eps), jaxpage_rms_norm, pool);
     return y.values<float>();
   };
-  const Floats whole = norm(x, rows, any_pool());
+  const Floats whole = rms_norm(x, rows, any_pool());
   const Floats some = cut(x, first * size, rows * size);
-  check_bits("norm of another batch", norm(some, rows - first, any_pool()), whole, first * size);
+  check_bits("rms_norm of another batch", rms_norm(some, rows - first, any_pool()), whole,
+             first * size);
   for (int64_t row = 0; row < rows; ++row) {
     double squares = 0;
     for (int64_t i = 0; i < size; ++i) squares += std::pow(double(x[row * size + i]), 2);
     const double root = std::sqrt(squares / size + eps);
     for (int64_t i = 0; i < size; ++i) {
       const double wanted = x[row * size + i] / root * scale[i];
-      check("norm", row * size + i, whole[row * size + i], wanted,
+      check("rms_norm", row * size + i, whole[row * size + i], wanted,
             (size + 16) * kUnit * std::fabs(wanted));
     }
   }
 }
 
-void try_gate() {
+void try_swiglu() {
   const int64_t rows = pick(0, 40), size = pick(0, 200), first = pick(0, rows);
   const Floats x = normal(rows * 2 * size, chance(50) ? 1.0f : 40.0f);
-  auto gate = [&](const Floats& from, int64_t count, Pool& pool) {
+  auto swiglu = [&](const Floats& from, int64_t count, ThreadPool& pool) {
     const Buffer y = Buffer::of(Floats(count * size, NAN), {count, size});
     const Buffer given = Buffer::of(from, {count, 2 * size});
-    run(Call().takes(given).gives(y), jaxpage_gate, pool);
+    run(Call().takes(given).gives(y), jaxpage_swiglu, pool);
     return y.values<float>();
   };
-  const Floats whole = gate(x, rows, any_pool());
+  const Floats whole = swiglu(x, rows, any_pool());
   const Floats some = cut(x, first * 2 * size, rows * 2 * size);
-  check_bits("gate of another batch", gate(some, rows - first, any_pool()), whole, first * size);
+  check_bits("swiglu of another batch", swiglu(some, rows - first, any_pool()), whole,
+             first * size);
   for (int64_t place = 0; place < rows * size; ++place) {
     const int64_t at = place / size * 2 * size + place % size;
     const double wanted = x[at] / (1 + std::exp(-double(x[at]))) * x[at + size];
-    check("gate", place, whole[place], wanted, 16 * kUnit * std::fabs(wanted) + 1e-30);
+    check("swiglu", place, whole[place], wanted, 16 * kUnit * std::fabs(wanted) + 1e-30);
   }
 }
 
-void try_rotate() {
+void try_rope_qkv() {
   const int64_t tokens = pick(0, 30), heads = pick(1, 4), group = pick(1, 5), half = pick(0, 70);
   const int64_t size = 2 * half, many = group + 2;
   const Floats qkv = normal(tokens * heads * many * size);
@@ -187,7 +189,7 @@ void try_rotate() {
   const Buffer q = Buffer::of(Floats(of_kv * group, NAN), {tokens, heads * group, size});
   const Buffer k = Buffer::of(Floats(of_kv, NAN), {tokens, heads, size});
   const Buffer v = Buffer::of(Floats(of_kv, NAN), {tokens, heads, size});
-  run(Call().takes(from).takes(c).takes(s).gives(q).gives(k).gives(v), jaxpage_rotate,
+  run(Call().takes(from).takes(c).takes(s).gives(q).gives(k).gives(v), jaxpage_rope_qkv,
       any_pool());
   const Floats queries = q.values<float>(), keys = k.values<float>(), values = v.values<float>();
   for (int64_t place = 0; place < tokens * heads * many * half; ++place) {
@@ -200,44 +202,44 @@ void try_rotate() {
     const int64_t to = (which < group ? head * group + which : head) * size + i;
     const double bound = 3 * kUnit * (std::fabs(x) + std::fabs(y)) *
                          (std::fabs(co) + std::fabs(si));
-    check("rotation", to, got[to], x * co - y * si, bound);
-    check("rotation", to + half, got[to + half], y * co + x * si, bound);
+    check("rope_qkv", to, got[to], x * co - y * si, bound);
+    check("rope_qkv", to + half, got[to + half], y * co + x * si, bound);
   }
 }
 
-void try_summarise() {
+void try_argmax_logsumexp() {
   const int64_t rows = pick(0, 20), size = pick(1, 700), first = pick(0, rows);
   Floats x = normal(rows * size, 9);
   for (int64_t i = 0; i < rows * size; ++i) {
     if (chance(2)) x[i] = -INFINITY;
   }
-  auto summarise = [&](const Floats& from, int64_t count, Pool& pool, Ints& largest) {
+  auto argmax_logsumexp = [&](const Floats& from, int64_t count, ThreadPool& pool, Ints& largest) {
     const Buffer to = Buffer::of(Ints(count), {count});
     const Buffer y = Buffer::of(Floats(count, NAN), {count});
     const Buffer given = Buffer::of(from, {count, size});
-    run(Call().takes(given).gives(to).gives(y), jaxpage_summarise, pool);
+    run(Call().takes(given).gives(to).gives(y), jaxpage_argmax_logsumexp, pool);
     largest = to.values<int32_t>();
     return y.values<float>();
   };
   Ints places, others;
-  const Floats whole = summarise(x, rows, any_pool(), places);
+  const Floats whole = argmax_logsumexp(x, rows, any_pool(), places);
   const Floats some = cut(x, first * size, rows * size);
-  check_bits("summary of another batch", summarise(some, rows - first, any_pool(), others), whole,
-             first);
+  check_bits("logsumexp of another batch",
+             argmax_logsumexp(some, rows - first, any_pool(), others), whole, first);
   for (int64_t row = 0; row < rows; ++row) {
     const auto from = x.begin() + row * size;
     const auto most = std::max_element(from, from + size);
-    check("largest", row, places[row], most - from, 0);
+    check("argmax", row, places[row], most - from, 0);
     double sum = 0;
     for (int64_t i = 0; i < size; ++i) sum += std::exp(double(from[i]) - *most);
     if (std::isinf(*most)) continue;
     const double wanted = *most + std::log(sum);
-    check("log of the sum", row, whole[row], wanted,
+    check("logsumexp", row, whole[row], wanted,
           kUnit * (size + 32 + 4 * std::fabs(wanted)));
   }
 }
 
-// Rows of a step over a pool, and what is given of them.
+// The rows of a step over a pool: what the call of attention takes.
 struct Step {
   int64_t heads, group, size, block_size, num_blocks, width, window;
   bool is_bfloat16, shares;
@@ -289,8 +291,8 @@ Step any_step() {
   return s;
 }
 
-// The result; the step's pools become those after it.
-Floats attend(Step& s, Pool& pool) {
+// Calls attention; the step's pools become those that it leaves.
+Floats attend(Step& s, ThreadPool& pool) {
   const int64_t tokens = s.num_tokens(), query_heads = s.heads * s.group;
   const Dims of_pool{s.num_blocks, s.block_size, s.heads, s.size};
   const Buffer q = Buffer::of(s.q, {tokens, query_heads, s.size});
@@ -320,7 +322,7 @@ Floats attend(Step& s, Pool& pool) {
   return out.values<float>();
 }
 
-// What was stored of a token: its own numbers, to the nearest of the pool's type.
+// Each token's slot holds its own numbers, rounded to the pool's type.
 void check_stored(const Step& s) {
   const int64_t size = s.heads * s.size;
   const double bound = s.is_bfloat16 ? 1.0 / 256 : 0;
@@ -334,7 +336,7 @@ void check_stored(const Step& s) {
   }
 }
 
-// One query vector against its keys.
+// Compares one query vector's result with attention in double precision.
 void check_vector(const Step& s, int64_t row, int64_t position, int64_t vector, const float* got) {
   const int64_t head = vector % (s.heads * s.group) / s.group;
   const int64_t oldest = std::max<int64_t>(position - s.window + 1, 0);
@@ -363,7 +365,7 @@ void check_vector(const Step& s, int64_t row, int64_t position, int64_t vector, 
   }
 }
 
-// Row `row` from its token `skip` on, alone, over the pools as they are.
+// The step of row `row` alone, from its token `skip` on, over the same pools.
 Step alone(const Step& s, int64_t row, int64_t skip) {
   Step one = s;
   const int64_t first = s.starts[row] + skip, last = s.starts[row + 1];
@@ -386,7 +388,7 @@ void try_attention() {
   }
   Step again = step;
   again.shares = !step.shares;
-  Pool &one = any_pool(), &two = any_pool();
+  ThreadPool &one = any_pool(), &two = any_pool();
   for (int64_t row = 0; row < step.num_rows(); ++row) {
     const int64_t first = step.starts[row], fed = step.starts[row + 1] - first;
     if (fed == 0) continue;
@@ -409,12 +411,12 @@ void try_attention() {
 void try_refusals() {
   const Buffer x = Buffer::of(Floats(6), {2, 3}), w = Buffer::of(Floats(8), {2, 4});
   const Buffer y = Buffer::of(Floats(4), {2, 2});
-  if (Call().takes(x).takes(w).gives(y).run(jaxpage_product, any_pool()).empty()) {
-    fail("product of other sizes", 0, 0, 1, 0);
+  if (Call().takes(x).takes(w).gives(y).run(jaxpage_matmul, any_pool()).empty()) {
+    fail("matmul of other sizes", 0, 0, 1, 0);
   }
 }
 
-// What a sanitizer has to find; what it does not find is told.
+// Commits the fault that a sanitizer has to find, and says so if the process still runs afterwards.
 int commit(const std::string& fault) {
   const int64_t rows = fault == "misaligned" ? 70 : 5, outputs = 9, size = 33;
   const Floats x = normal(rows * size), values = normal(outputs * size);
@@ -426,12 +428,12 @@ int commit(const std::string& fault) {
   } else if (fault == "misaligned") {  // rows of x begin inside a float
     Buffer shifted = Buffer::of(normal(rows * size + 1), {rows, size});
     ++shifted.at;
-    run(Call().takes(shifted).takes(w).gives(y), jaxpage_product, *pools[0]);
+    run(Call().takes(shifted).takes(w).gives(y), jaxpage_matmul, *pools[0]);
   } else if (fault == "race") {  // two calls have one result
-    together([&] { run(Call().takes(from).takes(w).gives(y), jaxpage_product, *pools[1]); },
-             [&] { run(Call().takes(from).takes(w).gives(y), jaxpage_product, *pools[2]); });
+    together([&] { run(Call().takes(from).takes(w).gives(y), jaxpage_matmul, *pools[1]); },
+             [&] { run(Call().takes(from).takes(w).gives(y), jaxpage_matmul, *pools[2]); });
   }
-  run(Call().takes(from).takes(w).gives(y), jaxpage_product, *pools[0]);
+  run(Call().takes(from).takes(w).gives(y), jaxpage_matmul, *pools[0]);
   std::printf("the fault %s was not found\n", fault.c_str());
   return 0;
 }
@@ -440,12 +442,12 @@ int commit(const std::string& fault) {
 
 int main(int argc, char** argv) {
   if (argc < 2) return 2;
-  Pool none(0), one(1), two(2), five(5);
+  ThreadPool none(0), one(1), two(2), five(5);
   pools[0] = &none, pools[1] = &one, pools[2] = &two, pools[3] = &five;
   const int64_t rounds = std::atoll(argv[1]), seed = argc > 2 ? std::atoll(argv[2]) : 0;
   if (rounds == 0) return commit(argv[1]);
-  void (*const tries[])() = {try_product, try_product, try_norm,      try_gate,
-                             try_rotate,  try_attention, try_attention, try_summarise};
+  void (*const tries[])() = {try_matmul,   try_matmul,    try_rms_norm,  try_swiglu,
+                             try_rope_qkv, try_attention, try_attention, try_argmax_logsumexp};
   std::string sets;
   for (const char* name : {"avx512", "avx2", "portable"}) {
     if (!jaxpage_choose_set(name)) continue;

@@ -1,6 +1,6 @@
-// Prints what find_prefixes finds in tables of blocks of 16 tokens, for two KV heads: a line for
-// each prefix, its chunks and then its rows. Arguments: the tables' width, then each row's number
-// of tokens and its table.
+// Prints what find_prefixes finds in tables of blocks of 16 tokens: a line for each prefix, its
+// number of chunks and then its rows. Arguments: the tables' width, then of each row its number of
+// tokens and its table.
 #include <cstdio>
 #include <cstdlib>
 #include <vector>

@@ -1,5 +1,5 @@
-// Leaves the processor it runs on, many times; prints how often that went wrong: it stayed there,
-// or may run on others than before.
+// Leaves the processor that it runs on, 100 times, and prints two counts: how often it stayed, and
+// how often it may run on other processors than before.
 #include <cstdio>
 #include <cstring>
 

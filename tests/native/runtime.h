@@ -1,5 +1,5 @@
-// As much of XLA as calls of the kernels need: buffers of exactly their size, so that what lies
-// behind them is found, a pool of threads, and a call's frame.
+// As much of XLA as calls of the kernels need: a pool of threads, a call's frame, and buffers of
+// exactly their size, so that a sanitizer finds reads and writes beyond them.
 #pragma once
 
 #include <condition_variable>
@@ -18,7 +18,7 @@ struct XLA_FFI_Error {
   std::string message;
 };
 
-// A pool of threads, which is all that the kernels ask of their surroundings.
+// A pool of threads, which is all that the kernels need of XLA's context.
 struct XLA_FFI_ExecutionContext {
  public:
   explicit XLA_FFI_ExecutionContext(int num_threads) {
@@ -64,7 +64,7 @@ struct XLA_FFI_ExecutionContext {
   std::vector<std::thread> threads_;
 };
 
-using Pool = XLA_FFI_ExecutionContext;
+using ThreadPool = XLA_FFI_ExecutionContext;
 
 inline const XLA_FFI_Api* api() {
   static const XLA_FFI_Api made = [] {
@@ -138,8 +138,8 @@ class Call {
     return *this;
   }
 
-  // What it refused, or nothing.
-  std::string run(XLA_FFI_Handler* handler, Pool& pool) {
+  // Calls the handler: "" or the message of its error.
+  std::string run(XLA_FFI_Handler* handler, ThreadPool& pool) {
     std::vector<XLA_FFI_ArgType> arg_types(args_.size(), XLA_FFI_ArgType_BUFFER);
     std::vector<XLA_FFI_RetType> ret_types(rets_.size(), XLA_FFI_RetType_BUFFER);
     std::vector<XLA_FFI_AttrType> attr_types(names_.size(), XLA_FFI_AttrType_SCALAR);

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from jaxpage import native
-from jaxpage.native.library import require
+from jaxpage.native.library import CALLS, INTERFACE, require
 
 TRY = """
 import logging, sys
@@ -26,7 +26,7 @@ assert jnp.ones(2).sum() == 2
 NEWER = """
 #include <stddef.h>
 #include "xla/ffi/api/c_api.h"
-int jaxpage_interface() { return 5; }
+int jaxpage_interface() { return INTERFACE; }
 void* HANDLER(XLA_FFI_CallFrame* frame) {
   XLA_FFI_Metadata_Extension* told = (XLA_FFI_Metadata_Extension*)frame->extension_start;
   told->metadata->api_version.major_version = XLA_FFI_API_MAJOR;
@@ -36,6 +36,8 @@ void* HANDLER(XLA_FFI_CallFrame* frame) {
 }
 """
 """Stands for what was built with a newer JAX's headers: its version is all that it tells."""
+OLDER = "int jaxpage_interface() { return 5; }"
+"""Stands for what was built from older sources, whose calls had other names."""
 
 
 def tried(*paths: Path) -> list[str]:
@@ -44,6 +46,18 @@ def tried(*paths: Path) -> list[str]:
     done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, (done.returncode, done.stderr)
     return [line for line in done.stdout.splitlines() if line.startswith("native kernels in")]
+
+
+def compiled(source: Path, text: str) -> Path:
+    """The shared library of a C program."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source.write_text(text)
+    library = source.with_suffix(".so")
+    headers = ["-isystem", jax.ffi.include_dir()]
+    subprocess.run([compiler, "-shared", "-fPIC", *headers, source, "-o", library], check=True)
+    return library
 
 
 def test_what_cannot_be_loaded_is_left_alone(tmp_path: Path) -> None:
@@ -75,19 +89,15 @@ def test_what_cannot_be_loaded_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_what_xla_refuses_is_left_alone(tmp_path: Path) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler")
-    calls = ("product", "norm", "gate", "rotate", "summarise", "attention")
-    body, *handlers = NEWER.partition("void* HANDLER")
-    source = tmp_path / "newer.c"
-    source.write_text(
-        body + "".join("".join(handlers).replace("HANDLER", f"jaxpage_{name}") for name in calls)
-    )
-    command = [compiler, "-shared", "-fPIC", "-isystem", jax.ffi.include_dir(), str(source)]
-    subprocess.run([*command, "-o", str(tmp_path / "newer.so")], check=True)
-    (said,) = tried(tmp_path / "newer.so")
+    body, *handlers = NEWER.replace("INTERFACE", str(INTERFACE)).partition("void* HANDLER")
+    calls = ("".join(handlers).replace("HANDLER", f"jaxpage_{name}") for name in CALLS)
+    (said,) = tried(compiled(tmp_path / "newer.c", body + "".join(calls)))
     assert "version" in said
+
+
+def test_what_was_built_from_other_sources_is_left_alone(tmp_path: Path) -> None:
+    (said,) = tried(compiled(tmp_path / "older.c", OLDER))
+    assert f"its interface is 5, wanted {INTERFACE}; build it again" in said
 
 
 def test_the_notice_is_one_line() -> None:

@@ -11,7 +11,7 @@ import pytest
 from jaxpage import native
 from jaxpage.native.library import require
 from tests.device import test_attention as contract
-from tests.native import test_attention, test_product, test_rows
+from tests.native import test_attention, test_matmul, test_rowwise
 
 FEW = native.FEW_ROWS
 
@@ -30,22 +30,22 @@ def chosen(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.parametrize("size", [3, 83, 663])
 def test_a_row_of_a_product_is_the_same_in_any_batch(size: int, dtype: str) -> None:
     """Sizes that end inside a vector, and outputs that end inside a panel of any set."""
-    x, w = test_product.numbers(FEW, 13, size)
+    x, w = test_matmul.numbers(FEW, 13, size)
     weights = jnp.asarray(w).astype(dtype)
-    whole = np.asarray(native.product(jnp.asarray(x), weights))
-    assert test_product.error(whole, x, np.asarray(weights, np.float32)) < test_product.TOLERANCE
+    whole = np.asarray(native.matmul(jnp.asarray(x), weights))
+    assert test_matmul.error(whole, x, np.asarray(weights, np.float32)) < test_matmul.TOLERANCE
     for rows in (1, 2, 3, 4, 5, 6, 7, 9, 14, 40):
-        part = native.product(jnp.asarray(x[FEW - rows :]), weights)
+        part = native.matmul(jnp.asarray(x[FEW - rows :]), weights)
         np.testing.assert_array_equal(np.asarray(part), whole[FEW - rows :])
 
 
 @pytest.mark.parametrize("size", [9, 83])
 def test_a_row_of_a_larger_product_is_the_same_in_any_batch(size: int) -> None:
-    x, w = test_product.numbers(200, 45, size)
-    whole = np.asarray(native.product(jnp.asarray(x), jnp.asarray(w)))
-    assert test_product.error(whole, x, w) < test_product.TOLERANCE
+    x, w = test_matmul.numbers(200, 45, size)
+    whole = np.asarray(native.matmul(jnp.asarray(x), jnp.asarray(w)))
+    assert test_matmul.error(whole, x, w) < test_matmul.TOLERANCE
     for rows in (65, 78, 131):
-        part = native.product(jnp.asarray(x[:rows]), jnp.asarray(w))
+        part = native.matmul(jnp.asarray(x[:rows]), jnp.asarray(w))
         np.testing.assert_array_equal(np.asarray(part), whole[:rows])
 
 
@@ -65,14 +65,18 @@ def test_attention_of_shared_blocks_is_the_same() -> None:
 
 
 def test_what_is_computed_row_by_row() -> None:
-    test_rows.test_a_row_is_the_same_to_the_bit_in_any_batch()
-    test_rows.test_gate_of_the_largest_numbers()
-    x = test_rows.numbers(3, 258, spread=9).astype(np.float64)
+    test_rowwise.test_a_row_is_the_same_to_the_bit_in_any_batch()
+    test_rowwise.test_swiglu_of_the_largest_numbers()
+    x = test_rowwise.numbers(3, 258, spread=9).astype(np.float64)
     given = jnp.asarray(x, jnp.float32)
     root = np.sqrt((x * x).mean(1, keepdims=True) + 1e-5)
-    np.testing.assert_allclose(native.norm(given, given[0], eps=1e-5), x / root * x[0], rtol=1e-5)
+    np.testing.assert_allclose(
+        native.rms_norm(given, given[0], eps=1e-5), x / root * x[0], rtol=1e-5
+    )
     a, b = x[:, :129], x[:, 129:]
-    np.testing.assert_allclose(native.gate(given), a / (1 + np.exp(-a)) * b, rtol=3e-6, atol=1e-30)
-    index, log_sum = native.summarise(given)
+    np.testing.assert_allclose(
+        native.swiglu(given), a / (1 + np.exp(-a)) * b, rtol=3e-6, atol=1e-30
+    )
+    index, log_sum = native.argmax_logsumexp(given)
     np.testing.assert_array_equal(index, x.argmax(1))
     np.testing.assert_allclose(log_sum, np.log(np.exp(x).sum(1)), rtol=2e-6)

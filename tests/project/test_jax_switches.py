@@ -80,7 +80,7 @@ def test_the_comparison_can_fail() -> None:
 
 
 @pytest.mark.skipif(not native.is_built(), reason="native kernels are not built")
-@pytest.mark.parametrize("part", ["native attention", "native product"])
+@pytest.mark.parametrize("part", ["native attention", "native matmul"])
 def test_a_native_kernel_maps_over_an_axis(part: str) -> None:
     run, args = all_parts()[part]
     both = jax.vmap(run)(*jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), args))

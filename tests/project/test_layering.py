@@ -75,8 +75,8 @@ ROOMS = {
     ),
     "jaxpage.engine": Room(
         "jaxpage.engine jaxpage.host jaxpage.device jaxpage.backends jaxpage.models "
-        f"jaxpage.checkpoint jaxpage.unsupported jaxpage.memory jaxpage.terms jaxpage.numbers {HOST} "
-        f"{TEXT}",
+        "jaxpage.native.huge_pages jaxpage.checkpoint jaxpage.unsupported jaxpage.memory "
+        f"jaxpage.terms jaxpage.numbers {HOST} {TEXT}",
         "jax numpy tqdm",
     ),
     "jaxpage.generate": Room(

@@ -1,5 +1,5 @@
-// Matrix products of many rows: arithmetic is most of the work. A panel of w is turned to columns
-// once for a block of rows, and then lanes are outputs: no sums across lanes.
+// Matrix products of many rows: most of the work is arithmetic. A panel of w is transposed once for
+// a block of rows of x; then each lane of a vector is one output, and no sum goes across lanes.
 #include "kernels.h"
 
 #include "simd.h"
@@ -8,7 +8,7 @@ namespace {
 
 using namespace jaxpage;
 
-// A tile is kVecs vectors of outputs by up to kTall rows of x.
+// A panel is kWidth outputs; a tile is a panel by up to kTall rows of x.
 constexpr int kVecs = 2;
 constexpr int64_t kWidth = kVecs * kLanes;
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -18,9 +18,10 @@ constexpr int kTall = 12;  // of 32
 #endif
 static_assert(kManyOutputs % kWidth == 0);
 
-// Outputs `output` .. output + kWidth - 1 as columns[entry][output]; zeros for those beyond.
+// Transposes rows output .. output + kWidth - 1 of w to columns [size, kWidth]; zeros for rows
+// beyond the last.
 template <class W>
-void turn(const Product& p, int64_t output, float* columns) {
+void transpose_panel(const Matmul& p, int64_t output, float* columns) {
   const W* w = static_cast<const W*>(p.w);
   for (int64_t i = 0; i < p.size; i += kLanes) {
     const int64_t left = p.size - i, count = left < kLanes ? left : kLanes;
@@ -38,8 +39,9 @@ void turn(const Product& p, int64_t output, float* columns) {
   }
 }
 
+// Computes kWidth outputs, from `output` on, of kUsed rows, from `row` on.
 template <int kUsed>
-JAXPAGE_INLINE void multiply_tile(const Product& p, const float* columns, int64_t row,
+JAXPAGE_INLINE void multiply_tile(const Matmul& p, const float* columns, int64_t row,
                                   int64_t output) {
   const float* x = p.x + row * p.size;
   for (int c = 0; c < kUsed; ++c) {
@@ -47,7 +49,7 @@ JAXPAGE_INLINE void multiply_tile(const Product& p, const float* columns, int64_
     for (int v = 0; v < kVecs; ++v) __builtin_prefetch(y + v * kLanes, 1, 3);  // to be written
   }
   Vec sums[kUsed][kVecs] = {};
-  int64_t places[kUsed];  // of the rows: kept in registers, where one address alone moves
+  int64_t places[kUsed];  // of the rows, relative to x: kept in registers, while x alone moves
   for (int c = 0; c < kUsed; ++c) {
     places[c] = c * p.size;
     if (c > 0) asm("" : "+r"(places[c]));
@@ -76,30 +78,32 @@ JAXPAGE_INLINE void multiply_tile(const Product& p, const float* columns, int64_
   }
 }
 
-// Rows `row` .. last - 1; between two tiles a part of what comes next of w is asked for.
+// Rows row .. last - 1 of a panel, tile by tile. Before each tile a part of the next panel, which
+// begins at `next`, is prefetched: bytes_a_row for each of its rows.
 template <int kUsed>
-void multiply_rows(const Product& p, const float* columns, int64_t row, int64_t last,
-                   int64_t output, const char* ahead, int64_t bytes_a_row) {
+void multiply_rows(const Matmul& p, const float* columns, int64_t row, int64_t last,
+                   int64_t output, const char* next, int64_t bytes_a_row) {
   for (; row + kUsed <= last; row += kUsed) {
-    const char* due = ahead + kUsed * bytes_a_row;
-    for (; ahead < due; ahead += 64) __builtin_prefetch(ahead, 0, 2);
+    const char* due = next + kUsed * bytes_a_row;
+    for (; next < due; next += 64) __builtin_prefetch(next, 0, 2);
     multiply_tile<kUsed>(p, columns, row, output);
   }
   if constexpr (kUsed > 1) {
-    multiply_rows<kUsed / 2>(p, columns, row, last, output, ahead, bytes_a_row);
+    multiply_rows<kUsed / 2>(p, columns, row, last, output, next, bytes_a_row);
   }
 }
 
+// One job: its outputs panel by panel, each over all of its rows.
 template <class W>
-void multiply(const Product& p, const ProductPart& part, float* columns) {
+void multiply(const Matmul& p, const MatmulPart& part, float* columns) {
   const int64_t rows = part.last_row - part.first_row, size = p.size * sizeof(W);
   const char* w = static_cast<const char*>(p.w);
   for (int64_t output = part.first; output < part.last; output += kWidth) {
     const int64_t next = output + kWidth;
-    const int64_t asked = part.asked - next < kWidth ? part.asked - next : kWidth;
-    turn<W>(p, output, columns);
+    const int64_t fetched = part.prefetch_end - next < kWidth ? part.prefetch_end - next : kWidth;
+    transpose_panel<W>(p, output, columns);
     multiply_rows<kTall>(p, columns, part.first_row, part.last_row, output, w + next * size,
-                         asked > 0 ? (asked * size + rows - 1) / rows : 0);
+                         fetched > 0 ? (fetched * size + rows - 1) / rows : 0);
   }
 }
 
@@ -107,7 +111,7 @@ void multiply(const Product& p, const ProductPart& part, float* columns) {
 
 namespace jaxpage::JAXPAGE_SET {
 
-void product_many(const Product& p, bool is_bfloat16, const ProductPart& part, float* scratch) {
+void matmul_many(const Matmul& p, bool is_bfloat16, const MatmulPart& part, float* scratch) {
   (is_bfloat16 ? multiply<BFloat16> : multiply<float>)(p, part, scratch);
 }
 

@@ -1,5 +1,6 @@
-// What is computed row by row between and after the products: norm, gate, rotary positions, and
-// what sampling wants of logits. Few passes on all threads, where XLA makes more on one.
+// What is computed row by row between and after the matrix products: RMS norm, SwiGLU, rotary
+// positions, and what sampling needs of logits. Each makes few passes over its numbers, and all
+// threads share them; XLA makes more, on one thread.
 #include <cmath>
 #include <limits>
 
@@ -17,12 +18,13 @@ JAXPAGE_INLINE Vec sigmoid(Vec x) {
   return (x < 0.0f ? e : splat(1.0f)) / (e + 1.0f);
 }
 
+// The first kLanes entries, or the `left` that there are.
 JAXPAGE_INLINE void store_any(float* to, Vec value, int64_t left) {
   if (left >= kLanes) return store(to, value);
   for (int64_t i = 0; i < left; ++i) to[i] = value[i];
 }
 
-constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr float kNone = -std::numeric_limits<float>::infinity();  // largest of no numbers
 
 // The largest of x, or NaN where one is among them.
 float largest_of(const float* x, int64_t size) {
@@ -34,16 +36,17 @@ float largest_of(const float* x, int64_t size) {
     best = larger(part, best);
     is_nan |= part != part;
   }
-  float most = max_of(best);
+  float largest = max_of(best);
   bool any_nan = false;
   for (int lane = 0; lane < kLanes; ++lane) any_nan |= is_nan[lane] != 0;
   for (; i < size; ++i) {
     any_nan |= x[i] != x[i];
-    most = x[i] > most ? x[i] : most;
+    largest = x[i] > largest ? x[i] : largest;
   }
-  return any_nan ? std::numeric_limits<float>::quiet_NaN() : most;
+  return any_nan ? std::numeric_limits<float>::quiet_NaN() : largest;
 }
 
+// Index of the first entry that equals `value`, or that is NaN if `value` is.
 int64_t first_place_of(float value, const float* x, int64_t size) {
   auto is_it = [&](float entry) { return entry == value || (value != value && entry != entry); };
   constexpr int64_t kBlock = 256;  // compared without a branch
@@ -58,25 +61,25 @@ int64_t first_place_of(float value, const float* x, int64_t size) {
   return 0;  // of no entries
 }
 
-// log of the sum of exp(x), `most` being the largest of x: that itself where it is not finite.
-float log_sum_exp(const float* x, int64_t size, float most) {
-  if (!std::isfinite(most)) return most;
+// log of the sum of exp(x), given the largest of x; the largest itself where it is not finite.
+float logsumexp(const float* x, int64_t size, float largest) {
+  if (!std::isfinite(largest)) return largest;
   Vec sums = Vec{};
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) sums += exp_negative(load(x + i) - most);
+  for (; i + kLanes <= size; i += kLanes) sums += exp_negative(load(x + i) - largest);
   if (const int rest = static_cast<int>(size - i)) {
     Vec last = load_part(x + i, rest);
     for (int lane = rest; lane < kLanes; ++lane) last[lane] = kNone;
-    sums += exp_negative(last - most);
+    sums += exp_negative(last - largest);
   }
-  return most + std::log(sum_of(sums));
+  return largest + std::log(sum_of(sums));
 }
 
 }  // namespace
 
 namespace jaxpage::JAXPAGE_SET {
 
-void norm(const Norm& n, int64_t first, int64_t last) {
+void rms_norm(const RmsNorm& n, int64_t first, int64_t last) {
   for (int64_t row = first; row < last; ++row) {
     const float* x = n.x + row * n.size;
     Vec sums = Vec{};
@@ -93,20 +96,20 @@ void norm(const Norm& n, int64_t first, int64_t last) {
   }
 }
 
-void gate(const Gate& g, int64_t first, int64_t last) {
+void swiglu(const Swiglu& s, int64_t first, int64_t last) {
   for (int64_t row = first; row < last; ++row) {
-    const float* x = g.x + row * 2 * g.size;
-    for (int64_t i = 0; i < g.size; i += kLanes) {
-      const int64_t left = g.size - i;
-      const Vec by = load_any(x + i, left), value = load_any(x + g.size + i, left);
-      store_any(g.y + row * g.size + i, by * sigmoid(by) * value, left);
+    const float* x = s.x + row * 2 * s.size;
+    for (int64_t i = 0; i < s.size; i += kLanes) {
+      const int64_t left = s.size - i;
+      const Vec a = load_any(x + i, left), b = load_any(x + s.size + i, left);
+      store_any(s.y + row * s.size + i, a * sigmoid(a) * b, left);
     }
   }
 }
 
-void rotate(const Rotation& r, int64_t first, int64_t last) {
+void rope_qkv(const RopeQkv& r, int64_t first, int64_t last) {
   const int64_t half = r.head_dim / 2;
-  auto turn = [&](const float* from, float* to, int64_t token) {
+  auto rotate = [&](const float* from, float* to, int64_t token) {
     const float *cos = r.cos + token * half, *sin = r.sin + token * half;
     for (int64_t i = 0; i < half; i += kLanes) {
       const int64_t left = half - i;
@@ -121,20 +124,20 @@ void rotate(const Rotation& r, int64_t first, int64_t last) {
       const int64_t place = token * r.num_kv_heads + head;
       const float* from = r.qkv + place * (r.group + 2) * r.head_dim;
       for (int64_t g = 0; g < r.group; ++g, from += r.head_dim) {
-        turn(from, r.q + (place * r.group + g) * r.head_dim, token);
+        rotate(from, r.q + (place * r.group + g) * r.head_dim, token);
       }
-      turn(from, r.k + place * r.head_dim, token);
+      rotate(from, r.k + place * r.head_dim, token);
       __builtin_memcpy(r.v + place * r.head_dim, from + r.head_dim, r.head_dim * sizeof(float));
     }
   }
 }
 
-void summarise(const Logits& logits, int64_t first, int64_t last) {
+void argmax_logsumexp(const ArgmaxLogsumexp& l, int64_t first, int64_t last) {
   for (int64_t row = first; row < last; ++row) {
-    const float* x = logits.x + row * logits.size;
-    const float most = largest_of(x, logits.size);
-    logits.largest[row] = static_cast<int32_t>(first_place_of(most, x, logits.size));
-    logits.log_sum_exp[row] = log_sum_exp(x, logits.size, most);
+    const float* x = l.x + row * l.size;
+    const float largest = largest_of(x, l.size);
+    l.argmax[row] = static_cast<int32_t>(first_place_of(largest, x, l.size));
+    l.logsumexp[row] = logsumexp(x, l.size, largest);
   }
 }
 

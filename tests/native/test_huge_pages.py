@@ -11,10 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpage.engine import huge_pages
-from jaxpage.engine.huge_pages import PAGE_BYTES, renew_zeros, use_huge_pages
+from jaxpage.native import huge_pages
+from jaxpage.native.huge_pages import PAGE_BYTES, renew_zeros, use_huge_pages
 
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.fixture(autouse=True)
+def _built() -> None:
+    """Nothing of this file needs the kernels: it is not skipped without them."""
 
 
 def has_huge_pages() -> bool:

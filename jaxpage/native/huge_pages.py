@@ -1,8 +1,9 @@
-"""Weights and the pool in large pages: a CPU reads them at every step, and finds small ones slowly.
+"""Moves weights and the KV pool into memory pages of 2 MiB: each step reads them, and a processor
+loses time looking up the addresses of many small pages.
 
-Linux only; elsewhere, or where the system refuses, they stay as they are. Measured on two threads
-of a virtual Xeon, in pages of 4 KiB and of 2 MiB: reading 0.54 GB of weights takes 21 and 18 ms, a
-step of 40 rows at 370 tokens 71.6 and 70.2.
+Linux only; elsewhere, or where the system refuses, arrays stay where they are. Measured on two
+threads of a virtual Xeon, with pages of 4 KiB and of 2 MiB: reading 0.54 GB of weights takes 21 and
+18 ms, a step of 40 rows at 370 tokens 71.6 and 70.2 ms.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ _MADV_COLLAPSE = 25  # since Linux 6.1; before it, the system moves some pages i
 
 
 def use_huge_pages(tree: Any) -> Thread | None:
-    """Asks the system to move a tree's arrays into large pages; None where there is nothing to ask.
+    """Has the system move a tree's arrays into large pages, from a thread that it returns.
 
-    It copies about 1 GB a second, in a thread of its own: what is computed meanwhile is right.
+    It copies about 1 GB a second; the arrays can be used meanwhile. None if there are none to move.
     """
     return _start(_collapse, _whole_pages(_buffers(tree)))
 
 
 def renew_zeros(tree: Any) -> Thread | None:
-    """`use_huge_pages` for arrays of zeros that nothing uses yet: fresh pages, and nothing copied.
+    """`use_huge_pages` for zeros that nothing uses yet: gets new pages, and copies nothing.
 
-    The system takes the old ones back at once, which leaves zeros. New ones are fetched in a thread
-    of its own, or by whoever writes first.
+    The system takes the old pages back at once, and the arrays read as zeros. The thread fetches
+    new pages, unless a program writes to them first.
     """
     jax.block_until_ready(tree)
     size = mmap.PAGESIZE
@@ -50,7 +51,7 @@ def renew_zeros(tree: Any) -> Thread | None:
 
 
 def _buffers(tree: Any) -> list[tuple[int, int]]:
-    """(address, bytes) of the arrays worth it."""
+    """(address, bytes) of the tree's arrays on the CPU that are as large as a page or larger."""
     if sys.platform != "linux":
         return []
     leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.nbytes >= PAGE_BYTES]
@@ -66,12 +67,15 @@ def _start(target: Callable[[list[tuple[int, int]]], None], spans: list[Any]) ->
 
 
 def _is_here(array: jax.Array) -> bool:
-    """Whether the array is one piece of the host's memory."""
+    """Whether the array lies on one CPU device, in one piece."""
     return [device.platform for device in array.devices()] == ["cpu"]
 
 
 def _whole_pages(buffers: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(first, last) addresses around the buffers, in order, those that touch joined."""
+    """(first, last) addresses of the large pages around the buffers, sorted; last is excluded.
+
+    Spans that touch are joined.
+    """
     spans: list[tuple[int, int]] = []
     for start, size in sorted(buffers):
         first = start // PAGE_BYTES * PAGE_BYTES
@@ -83,7 +87,7 @@ def _whole_pages(buffers: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _collapse(spans: list[tuple[int, int]]) -> None:
-    """Advice alone, so an address that is no longer there does no harm."""
+    """Only advises, so an array that was freed meanwhile does no harm."""
     for first, last in spans:
         _advise(first, last, _MADV_HUGEPAGE)
         for start in range(first, last, PAGE_BYTES):
@@ -96,7 +100,7 @@ def _populate(spans: list[tuple[int, int]]) -> None:
 
 
 def _advise(first: int, last: int, advice: int) -> bool:
-    """Whether the system took the advice."""
+    """Gives the system advice on addresses first .. last - 1: whether it took it."""
     return _madvise()(first, last - first, advice) == 0
 
 
