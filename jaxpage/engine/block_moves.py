@@ -20,7 +20,7 @@ from jaxpage.device.kv_cache import apply_moves, gather_blocks, scatter_blocks
 from jaxpage.device.types import KVCache
 from jaxpage.engine.host_pool import HostPool
 from jaxpage.engine.programs import Programs, shape_tree
-from jaxpage.host.buckets import Ladder
+from jaxpage.host.ladder import Ladder
 from jaxpage.host.plan import BlockMoves
 
 MOVES = Ladder((8, 64, 512))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.device.types import StepShape
-from jaxpage.host.buckets import Ladder
+from jaxpage.host.ladder import Ladder
 from jaxpage.host.plan import StepPlan
 
 SMALLEST_PREFILL_TOKENS = 16

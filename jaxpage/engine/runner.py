@@ -33,7 +33,7 @@ from jaxpage.engine.ladders import Ladders
 from jaxpage.engine.programs import Programs, Report, places_read, shape_tree
 from jaxpage.engine.sampling_batch import SamplingBuilder
 from jaxpage.errors import ConfigError, JaxpageError
-from jaxpage.host.buckets import cut_to_rung
+from jaxpage.host.ladder import cut_to_rung
 from jaxpage.host.plan import PlannedRow, StepPlan, StepResult
 from jaxpage.models.params import checked_params
 from jaxpage.reading import reason

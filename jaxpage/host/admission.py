@@ -14,9 +14,9 @@ from collections.abc import Sequence as Seq
 from itertools import pairwise
 
 from jaxpage.host import policy
-from jaxpage.host.books import Books
 from jaxpage.host.prefix_cache import PrefixHit
 from jaxpage.host.sequence import Sequence, SequenceGroup, Status
+from jaxpage.host.state import Books
 
 
 class Admission:

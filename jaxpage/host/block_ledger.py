@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 
 from jaxpage.config import CacheConfig
 from jaxpage.host.block_pool import BlockPool
-from jaxpage.host.pending_moves import PendingMoves
+from jaxpage.host.moves import PendingMoves
 from jaxpage.host.plan import BlockMoves
 from jaxpage.host.prefix_cache import PrefixCache
 

@@ -17,15 +17,15 @@ from typing import NamedTuple
 
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.host.admission import Admission
-from jaxpage.host.books import Books
-from jaxpage.host.buckets import Ladder, cut_to_rung
 from jaxpage.host.counters import Counters
+from jaxpage.host.ladder import Ladder, cut_to_rung
 from jaxpage.host.plan import PlannedRow, StepPlan
 from jaxpage.host.policy import PressureCosts
+from jaxpage.host.preemption import Pressure
 from jaxpage.host.prefix_groups import find_prefix_groups
-from jaxpage.host.pressure import Pressure
 from jaxpage.host.rows import build_row, wants_scores
 from jaxpage.host.sequence import Sequence, SequenceGroup, Status
+from jaxpage.host.state import Books
 
 
 class Part(NamedTuple):

@@ -19,22 +19,22 @@ from dataclasses import replace
 
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.errors import RequestError
+from jaxpage.host.beam_tables import continue_beams
 from jaxpage.host.block_map import BlockMap
-from jaxpage.host.buckets import Ladder
 from jaxpage.host.counters import Counters
-from jaxpage.host.fork import continue_beams
+from jaxpage.host.ladder import Ladder
 from jaxpage.host.limits import check_request, length_limit, outgrown
 from jaxpage.host.plan import Request, Resumed, SequenceUpdate, StepPlan, StepResult
 from jaxpage.host.planner import Planner
 from jaxpage.host.policy import PressureCosts
-from jaxpage.host.reports import (
+from jaxpage.host.sequence import Sequence, SequenceGroup, Status, new_group, resumed_group
+from jaxpage.host.stop import End, find_end, is_complete
+from jaxpage.host.updates import (
     Drawn,
     hypothesis_updates,
     new_update,
     take_scores,
 )
-from jaxpage.host.sequence import Sequence, SequenceGroup, Status, new_group, resumed_group
-from jaxpage.host.stop import End, find_end, is_complete
 from jaxpage.outputs import FinishReason
 
 

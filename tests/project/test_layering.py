@@ -295,7 +295,7 @@ def test_the_checker_wants_heavy_packages_inside_functions(
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("jaxpage.host.plan", "import math\nfrom jaxpage import config\nfrom . import buckets"),
+        ("jaxpage.host.plan", "import math\nfrom jaxpage import config\nfrom . import ladder"),
         (
             "jaxpage.device.attention_pallas",
             "from jax import Array\nfrom pallas_kernels import paged",

@@ -6,7 +6,7 @@ import pytest
 
 from jaxpage.config import CacheConfig
 from jaxpage.host.block_manager import BlockManager
-from jaxpage.host.pending_moves import PendingMoves
+from jaxpage.host.moves import PendingMoves
 from jaxpage.host.plan import BlockMoves
 
 

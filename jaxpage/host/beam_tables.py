@@ -9,8 +9,8 @@ best first   1 2 0
 
 from __future__ import annotations
 
-from jaxpage.host.books import Books
 from jaxpage.host.sequence import Sequence, SequenceGroup, Status
+from jaxpage.host.state import Books
 
 
 def continue_beams(books: Books, group: SequenceGroup) -> None:

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from jaxpage.host.policy import rank
+from jaxpage.host.queues import WaitingQueue
 from jaxpage.host.sequence import SequenceGroup, new_group
-from jaxpage.host.waiting import WaitingQueue
 from tests.host.fake import request
 
 

@@ -12,8 +12,8 @@ from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.host.block_manager import BlockManager
 from jaxpage.host.counters import Counters
 from jaxpage.host.policy import rank
+from jaxpage.host.queues import WaitingQueue
 from jaxpage.host.sequence import Sequence, SequenceGroup, Status
-from jaxpage.host.waiting import WaitingQueue
 
 
 class Books:

@@ -13,8 +13,8 @@ it: the first to be served always goes on.
 from __future__ import annotations
 
 from jaxpage.host import policy
-from jaxpage.host.books import Books
 from jaxpage.host.sequence import SequenceGroup, Status
+from jaxpage.host.state import Books
 
 
 class Pressure:
