@@ -26,10 +26,9 @@ from jaxpage.engine.requests import RequestFactory
 from jaxpage.engine.stats import Stopwatch
 from jaxpage.engine.tracking import LiveCompletion, LiveRequest
 from jaxpage.errors import RequestError
-from jaxpage.host.block_map import BlockMap
 from jaxpage.host.plan import SequenceUpdate, StepPlan, StepResult
 from jaxpage.host.scheduler import Scheduler
-from jaxpage.outputs import EngineStats, RequestOutput
+from jaxpage.outputs import BlockMap, EngineStats, RequestOutput
 from jaxpage.reading import answering
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 

@@ -29,11 +29,10 @@ from jaxpage.engine.requests import RequestFactory
 from jaxpage.engine.runner import Runner
 from jaxpage.engine.sizing import pressure_costs, size_pool
 from jaxpage.errors import CapacityError, ConfigError, RequestError
-from jaxpage.host.block_map import BlockMap
 from jaxpage.host.scheduler import Scheduler
 from jaxpage.later import check_available, comes_later
 from jaxpage.models.registry import build_model
-from jaxpage.outputs import EngineStats, RequestOutput
+from jaxpage.outputs import BlockMap, EngineStats, RequestOutput
 from jaxpage.sampling_params import SamplingParams
 from jaxpage.tokenizer import ChatPrompt, as_tokenizer
 

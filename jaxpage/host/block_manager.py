@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from jaxpage.config import CacheConfig
-from jaxpage.host.block_map import BlockMap, MappedBlock
 from jaxpage.host.block_table import BlockTable
 from jaxpage.host.block_tables import BlockTables
 from jaxpage.host.plan import BlockMoves
@@ -28,6 +27,7 @@ from jaxpage.host.prefix_cache import (
     salted,
 )
 from jaxpage.host.swap_pool import SwappedBlock, SwappedTable, SwapPool
+from jaxpage.outputs import BlockMap, MappedBlock
 
 
 class BlockManager(BlockTables):

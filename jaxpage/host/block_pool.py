@@ -10,8 +10,7 @@ Knows numbers only: no sequence, no token.
 
 from __future__ import annotations
 
-NULL_BLOCK = 0
-"""Where padding reads; never allocated, never counted."""
+from jaxpage.config import NULL_BLOCK
 
 
 class BlockPool:

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.host.admission import Admission
-from jaxpage.host.counters import Counters
 from jaxpage.host.ladder import Ladder, cut_to_rung
 from jaxpage.host.plan import PlannedRow, StepPlan
 from jaxpage.host.policy import PressureCosts
@@ -26,6 +25,7 @@ from jaxpage.host.prefix_groups import find_prefix_groups
 from jaxpage.host.rows import build_row, wants_scores
 from jaxpage.host.sequence import Sequence, SequenceGroup, Status
 from jaxpage.host.state import Books
+from jaxpage.outputs import Counters
 
 
 class Part(NamedTuple):

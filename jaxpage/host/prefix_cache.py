@@ -25,7 +25,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from jaxpage.host.block_pool import NULL_BLOCK
+from jaxpage.config import NULL_BLOCK
 
 HashTokens = Callable[[int, tuple[int, ...]], int]
 """(key of the entry before, a block's tokens) -> key. Any function is right, also a constant."""

@@ -20,8 +20,6 @@ from dataclasses import replace
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.errors import RequestError
 from jaxpage.host.beam_tables import continue_beams
-from jaxpage.host.block_map import BlockMap
-from jaxpage.host.counters import Counters
 from jaxpage.host.ladder import Ladder
 from jaxpage.host.limits import check_request, length_limit, outgrown
 from jaxpage.host.plan import Request, Resumed, SequenceUpdate, StepPlan, StepResult
@@ -35,7 +33,7 @@ from jaxpage.host.updates import (
     new_update,
     take_scores,
 )
-from jaxpage.outputs import FinishReason
+from jaxpage.outputs import BlockMap, Counters, FinishReason
 
 
 class Scheduler:

@@ -10,10 +10,10 @@ from bisect import insort
 
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.host.block_manager import BlockManager
-from jaxpage.host.counters import Counters
 from jaxpage.host.policy import rank
 from jaxpage.host.queues import WaitingQueue
 from jaxpage.host.sequence import Sequence, SequenceGroup, Status
+from jaxpage.outputs import Counters
 
 
 class Books:

@@ -128,7 +128,7 @@ def expected(
     if params.max_tokens is not None:
         limit = min(limit, num_prompt + params.max_tokens)
     while len(tokens) < limit:
-        if len(tokens) > cache.num_slots:
+        if len(tokens) > cache.num_blocks * cache.block_size:
             return Expected(tuple(tokens[num_prompt:]), None, None, True)
         token = next_token(tokens, request.seed, sample_index)
         tokens.append(token)

@@ -8,7 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from jaxpage.host.block_pool import NULL_BLOCK, BlockPool
+from jaxpage.config import NULL_BLOCK
+from jaxpage.host.block_pool import BlockPool
 
 
 def test_every_block_but_the_null_block_is_given_out_once() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from jaxpage.config import CacheConfig
 from jaxpage.host.block_manager import BlockManager
-from jaxpage.host.block_map import MappedBlock
+from jaxpage.outputs import MappedBlock
 
 
 def forked(num_samples: int, num_tokens: int = 6, num_blocks: int = 12) -> BlockManager:

@@ -75,7 +75,7 @@ ROOMS = {
         f"jaxpage.cli jaxpage.engine jaxpage.interrupts jaxpage.later {HOST} {TEXT}", "jax tqdm"
     ),
     "jaxpage.cli": Room(f"jaxpage.cli jaxpage.later {HOST} {TEXT}", "tqdm"),
-    "jaxpage.cli.block_picture": Room("jaxpage.host.block_map jaxpage.errors", "cairosvg"),
+    "jaxpage.cli.block_picture": Room("jaxpage.outputs jaxpage.errors", "cairosvg"),
     "pallas_kernels": Room("pallas_kernels", "jax"),
     "convert": Room(
         f"convert jaxpage.models jaxpage.config {TEXT}",
