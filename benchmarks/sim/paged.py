@@ -100,10 +100,10 @@ class Engine:
             seconds,
             tokens_per_s=sum(len(row.draws) for row in plan.rows) / seconds,
             batch=scheduler.num_running,
-            stored=blocks.num_slots_in_use,
-            reserved=blocks.num_slots_allocated,
-            saved=blocks.blocks_saved_by_sharing,
-            blocks=blocks.num_slots_allocated / blocks.cache.block_size,
+            stored=blocks.pool.num_slots_in_use,
+            reserved=blocks.pool.num_slots_allocated,
+            saved=blocks.pool.num_saved,
+            blocks=blocks.pool.num_slots_allocated / blocks.cache.block_size,
         )
         self._take_news()
         return True

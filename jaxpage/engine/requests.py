@@ -65,7 +65,7 @@ class RequestFactory:
             eos_token_ids=self._eos_token_ids,
             bad_word_ids=self._bad_word_ids(params.bad_words),
             priority=priority,
-            cache_salt=cache_salt,
+            namespace=() if cache_salt is None else (("salt", cache_salt),),
             beam=beam,
         )
         check_fits(request, self._num_token_ids)

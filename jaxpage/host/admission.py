@@ -115,9 +115,9 @@ class Admission:
         """What the cache has of its tokens; nothing for one whose prompt is still to be scored."""
         request, blocks = sequence.group.request, self._books.blocks
         if sequence.group.prompt_logprobs is not None:
-            return blocks.no_hit(request.cache_salt)
+            return PrefixHit(request.namespace)
         most = min(sequence.num_to_prefill, len(sequence.token_ids) - 1)
-        return blocks.match(sequence.token_ids, request.cache_salt, most_tokens=most)
+        return blocks.match(sequence.token_ids, request.namespace, most_tokens=most)
 
     def _led_hit(self, sequence: Sequence) -> PrefixHit:
         """The leader's blocks: by the prefix cache, where there is one, as it holds them too."""

@@ -18,10 +18,14 @@ from typing import NamedTuple
 from jaxpage.outputs import FinishReason, TokenLogprob
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 
+Namespace = tuple[tuple[str, str], ...]
+"""(kind, value) pairs that keep prefixes apart, such as a salt or an adapter: equal tokens share
+blocks only in equal namespaces."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to complete, checked against the engine's limits by `Scheduler.add`."""
+    """One prompt to complete."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -34,7 +38,9 @@ class Request:
     """params.bad_words as token ids; carried to the request's draws."""
     priority: int = 0
     """Lower runs first."""
-    cache_salt: str | None = None
+    namespace: Namespace = ()
+    adapter: int = 0
+    """Which of the model's adapters its rows use; 0 is none."""
     beam: BeamSearchParams | None = None
     """Beam search instead of sampling; `params` then says the rest: greedy, limits, end ids."""
 

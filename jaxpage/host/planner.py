@@ -239,7 +239,9 @@ class Planner:
         books, counters = self.books, self.books.counters
         counters.num_steps += 1
         counters.running_sum += sum(len(group.live) for group in books.running)
-        counters.utilisation_sum += books.blocks.num_slots_in_use / books.blocks.num_slots_allocated
+        counters.utilisation_sum += (
+            books.blocks.pool.num_slots_in_use / books.blocks.pool.num_slots_allocated
+        )
 
 
 def least_prefill_tokens(max_num_batched_tokens: int) -> int:

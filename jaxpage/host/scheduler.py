@@ -221,12 +221,12 @@ class Scheduler:
 
     @property
     def peak_blocks_used(self) -> int:
-        return max(self._peaks[0], self._books.blocks.pool.peak_used)
+        return max(self._peaks[0], self._books.blocks.pool.refs.peak_used)
 
     @property
     def peak_blocks_saved(self) -> int:
         """Most blocks that sharing saved at one time: entries of all tables less blocks."""
-        return max(self._peaks[1], self._books.blocks.peak_blocks_saved)
+        return max(self._peaks[1], self._books.blocks.pool.peak_saved)
 
     def check_integrity(self) -> None:
         """Asserts that the books agree; for tests, after any operation."""

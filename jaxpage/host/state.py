@@ -47,7 +47,7 @@ class Books:
     def release(self, sequence: Sequence) -> None:
         """Takes a running sequence's blocks; they are free once no step uses them."""
         until_step = sequence.last_step if sequence.last_step > self.last_read else None
-        self.blocks.release(sequence.seq_id, until_step=until_step)
+        self.blocks.free(sequence.seq_id, until_step=until_step)
 
     def forget_blocks(self, group: SequenceGroup) -> None:
         """Everybody of the group starts anew, with the tokens he has."""
@@ -57,7 +57,7 @@ class Books:
             if sequence.status is Status.RUNNING:
                 self.release(sequence)
             elif sequence.status is Status.SWAPPED:
-                self.blocks.drop_swapped(sequence.seq_id)
+                self.blocks.free_swapped(sequence.seq_id)
             sequence.status = Status.WAITING
             sequence.num_computed = 0
             sequence.leader = sequence.candidates = None
@@ -75,7 +75,7 @@ class Books:
         if status is Status.RUNNING:
             self.release(sequence)
         elif status is Status.SWAPPED:
-            self.blocks.drop_swapped(sequence.seq_id)
+            self.blocks.free_swapped(sequence.seq_id)
         sequence.status = Status.ENDED
         if sequence not in group.live:
             return  # a beam's place that is not in use
