@@ -138,7 +138,7 @@ class EngineConfig:
     preemption: Literal["auto", "recompute", "swap"] = "auto"
     """`auto` is the cheaper of the two by bytes against tokens; recompute without swap blocks."""
     shared_prefix_decode: bool = True
-    """Whether plans name the rows that share leading blocks; it never changes tokens."""
+    """Whether blocks that several decoding rows begin with are read once; tokens stay the same."""
 
     def __post_init__(self) -> None:
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_prefill_rows"):

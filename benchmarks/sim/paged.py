@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
 
 from benchmarks.sim.cost import Site
 from benchmarks.sim.lengths import MAX_TOKENS, Job
@@ -111,8 +110,7 @@ class Engine:
     @property
     def blocks(self) -> BlockManager:
         """Counts that no engine needs, so they are not public."""
-        planner: Any = self.scheduler._planner
-        return getattr(planner, "books", planner).blocks
+        return self.scheduler._state.blocks
 
     def outcome(self) -> Outcome:
         counters = self.scheduler.counters

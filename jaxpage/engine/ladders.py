@@ -62,11 +62,11 @@ class Ladders:
         tokens = decodes + self.prefill_tokens.fit(num_prefill_tokens)
         return StepShape(tokens, rows, self.table_width, rows, num_decode_rows=decodes)
 
-    def shape_of(self, plan: StepPlan) -> StepShape:
+    def shape_of(self, plan: StepPlan, *, with_groups: bool = False) -> StepShape:
         """The program's shape for a plan; raises AssertionError when no rung holds it."""
         count = num_decode_rows(plan)
         if count == len(plan.rows):
-            return self.decode(count, with_groups=bool(plan.prefix_groups))
+            return self.decode(count, with_groups=with_groups)
         num_prefills = len(plan.rows) - count
         if plan.num_tokens <= self.prefill_tokens.sizes[-1] and len(plan.rows) <= self.prefill_rows:
             return self.prefill(plan.num_tokens)  # few decode rows are short prefill rows
@@ -99,7 +99,4 @@ class Ladders:
 
 def num_decode_rows(plan: StepPlan) -> int:
     """The leading rows of one token whose prompt is not scored."""
-    for index, row in enumerate(plan.rows):
-        if row.num_tokens > 1 or row.prompt_targets:
-            return index
-    return len(plan.rows)
+    return plan.num_single

@@ -264,7 +264,9 @@ class Runner:
 
     def _can_build(self, row: PlannedRow) -> bool:
         """Whether a row can be put into arrays, by itself."""
-        plan = StepPlan(0, (row._replace(source=None, token_ids=row.token_ids or (0,)),))
+        alone = row._replace(source=None, token_ids=row.token_ids or (0,))
+        is_single = row.num_tokens == 1 and not row.prompt_targets
+        plan = StepPlan(0, (alone,), num_single=int(is_single))
         try:
             self._inputs.build(plan)
             if row.draws:
