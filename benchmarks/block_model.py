@@ -62,11 +62,10 @@ class BlockModel:
 
     def open(self, token_ids: Seq[int], salt: str | None, num_tokens: int) -> int | None:
         """A new sequence with room for `num_tokens`; None where that does not fit."""
-        hit = self.blocks.match(token_ids, salt)
+        hit = self.blocks.match(token_ids, () if salt is None else (("salt", salt),))
         assert hit.num_tokens < len(token_ids) and not hit.num_tokens % self.config.block_size
         num_tokens = max(num_tokens, hit.num_tokens + 1)
         free, needed = self.blocks.num_free, self.blocks.num_needed(num_tokens, hit)
-        assert self.blocks.can_open(num_tokens, hit) == (needed <= free)
         if needed > free:
             return None
         seq_id = self._new_id()
@@ -144,7 +143,7 @@ class BlockModel:
     def release(self, seq_id: int) -> None:
         """Ends or preempts a sequence at any moment."""
         model = self.running.pop(seq_id)
-        self.blocks.release(seq_id, until_step=self._until_step((model,)))
+        self.blocks.free(seq_id, until_step=self._until_step((model,)))
         self._did("abort of a planned row" if model.num_planned else "release")
 
     def swap_out(self, gang: Seq[int], *, hold: bool) -> bool:
@@ -174,7 +173,7 @@ class BlockModel:
         return True
 
     def drop_swapped(self, seq_id: int) -> None:
-        self.blocks.drop_swapped(seq_id)
+        self.blocks.free_swapped(seq_id)
         del self.swapped[seq_id]
         self._did("abort on the host")
 
@@ -182,7 +181,7 @@ class BlockModel:
         """New parameters: nothing older may be found."""
         self.blocks.reset_prefix_cache()
         self.num_resets += 1
-        assert self.blocks.num_cached == 0
+        assert self.blocks.pool.refs.num_evictable == 0
         self._did("reset")
 
     def end(self) -> None:
@@ -196,8 +195,8 @@ class BlockModel:
             self.read()
         self.blocks.check_integrity()
         assert self.blocks.num_free == self.config.num_blocks, "device blocks are lost"
-        assert self.blocks.num_host_free == self.config.num_swap_blocks, "host blocks are lost"
-        assert self.blocks.num_slots_in_use == self.blocks.num_slots_allocated == 0
+        assert self.blocks._host.num_free == self.config.num_swap_blocks, "host blocks are lost"
+        assert self.blocks.pool.num_slots_in_use == self.blocks.pool.num_slots_allocated == 0
 
     def check_contents(self) -> None:
         """Every slot of every table shows what was written there. Good once moves have run."""
@@ -213,10 +212,12 @@ class BlockModel:
                 slots.add(slot)
                 _check(seq_id, position, self.device.get(slot), model)
         if not any(model.num_planned for model in self.running.values()):
-            assert len(slots) == self.blocks.num_slots_in_use, "a slot is counted twice, or not"
+            in_use = self.blocks.pool.num_slots_in_use
+            assert len(slots) == in_use, "a slot is counted twice, or not"
         for seq_id, model in self.swapped.items():
+            table = tuple(swapped.host_block for swapped in self.blocks._host.tables[seq_id].blocks)
             for position in range(model.num_stored):
-                slot = self._slot(self.blocks.host_table(seq_id), position)
+                slot = self._slot(table, position)
                 _check(seq_id, position, self.host.get(slot), model)
 
     def _did(self, name: str) -> None:

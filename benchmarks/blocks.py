@@ -55,6 +55,18 @@ def small_pool(rng: random.Random) -> BlockModel:
     return BlockModel(config, blocks)
 
 
+def count_evictions(model: BlockModel, counts: Counter[str]) -> None:
+    """Notes from here on each cached block that is given up for room."""
+    cache = model.blocks._prefixes
+    evict = cache.evict
+
+    def counted() -> int:
+        counts["evicted blocks"] += 1
+        return evict()
+
+    cache.evict = counted
+
+
 def operate(model: BlockModel, rng: random.Random) -> None:
     """One random operation on random sequences."""
     name = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
@@ -94,11 +106,11 @@ def run_operations(num_operations: int, seed: int) -> Counter[str]:
     peak_saved = 0
     for _ in range(num_operations // OPERATIONS_A_POOL):
         model = small_pool(rng)
+        count_evictions(model, counts)
         while model.num_done < OPERATIONS_A_POOL:
             operate(model, rng)
             model.blocks.check_integrity()
-        counts["evicted blocks"] += model.blocks.num_evicted
-        peak_saved = max(peak_saved, model.blocks.peak_blocks_saved)
+        peak_saved = max(peak_saved, model.blocks.pool.peak_saved)
         model.end()
         counts["pools"] += 1
         counts.update(model.counts)
@@ -114,20 +126,21 @@ def admission_seconds(rounds: int) -> dict[str, Spread]:
     other = [rng.randrange(49_152) for _ in range(PROMPT_TOKENS)]
     blocks.open(0, PROMPT_TOKENS, blocks.match(prompt))
     blocks.store(0, PROMPT_TOKENS, prompt)
-    blocks.release(0, until_step=None)
+    blocks.free(0, until_step=None)
     found: dict[str, list[float]] = {"hit": [], "miss": [], "release": []}
 
     def admit(seq_id: int, tokens: list[int], want: int) -> None:
         hit = blocks.match(tokens)
-        assert hit.num_tokens == want and blocks.can_open(PROMPT_TOKENS, hit)
+        assert hit.num_tokens == want
+        assert blocks.num_needed(PROMPT_TOKENS, hit) <= blocks.num_free
         blocks.open(seq_id, PROMPT_TOKENS, hit)
 
     want = (PROMPT_TOKENS - 1) // BLOCK_SIZE * BLOCK_SIZE
     for seq_id in range(1, rounds + 1):
         found["hit"].append(timed(partial(admit, seq_id, prompt, want)))
-        found["release"].append(timed(partial(blocks.release, seq_id, until_step=None)))
+        found["release"].append(timed(partial(blocks.free, seq_id, until_step=None)))
         found["miss"].append(timed(partial(admit, seq_id, other, 0)))
-        blocks.release(seq_id, until_step=None)
+        blocks.free(seq_id, until_step=None)
     return {name: Spread(tuple(values)) for name, values in found.items()}
 
 

@@ -114,14 +114,13 @@ class Watched(Scheduler):
     gave_way: Counter[str]
 
     def schedule(self) -> StepPlan | None:
+        before = {name: group.num_preemptions for name, group in self._groups.items()}
         plan = super().schedule()
-        found: dict[str, str] = {}
-        for seq_id in plan.preempted if plan else ():
-            if (sequence := self._sequences.get(seq_id)) is not None:
-                mode = "swap" if sequence.status is Status.SWAPPED else "recompute"
-                found[sequence.group.request.request_id] = mode
-        for index, mode in found.items():
-            self.gave_way[_way(mode, KINDS[int(index) % len(KINDS)])] += 1
+        for name, group in self._groups.items():
+            if group.num_preemptions > before[name]:
+                is_swap = any(each.status is Status.SWAPPED for each in group.live)
+                mode = "swap" if is_swap else "recompute"
+                self.gave_way[_way(mode, KINDS[int(name) % len(KINDS)])] += 1
         return plan
 
 

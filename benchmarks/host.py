@@ -85,7 +85,7 @@ def host_step_seconds(rows: int, steps: int) -> list[float]:
         builder.build(plan)
         scheduler.update(plan, answer(plan))
         scheduler.take_updates()
-        if len(plan.rows) == rows and plan.is_decode:
+        if len(plan.rows) == rows and plan.num_single == len(plan.rows):
             found.append(time.perf_counter() - start)
     return found
 
@@ -164,7 +164,7 @@ def scheduler_step_seconds(load: Load, steps: int) -> list[float]:
             scheduler.update(unread, result)
             scheduler.take_updates()
             taken += time.perf_counter() - start
-        if len(plan.rows) == load.rows and plan.is_decode:
+        if len(plan.rows) == load.rows and plan.num_single == len(plan.rows):
             found.append(taken)
         unread = plan
     return found

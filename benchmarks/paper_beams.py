@@ -21,7 +21,7 @@ from benchmarks.report import first_line
 from benchmarks.sim import lengths
 from benchmarks.workload import load_sample
 from jaxpage import LLM, BeamSearchParams, load
-from jaxpage.host.block_map import BlockMap
+from jaxpage.outputs import BlockMap
 
 WIDTHS = (2, 4, 6)
 BLOCK_SIZE = 16

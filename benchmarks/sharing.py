@@ -21,7 +21,7 @@ from benchmarks.report import first_line, save
 from benchmarks.throughput import quick_sample
 from benchmarks.workload import load_sample
 from jaxpage import LLM, BeamSearchParams, SamplingParams, load
-from jaxpage.host import prefix_groups
+from jaxpage.engine import prefix_groups
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "seed": 0, "max_model_len": 2048, "block_size": 16}
 SYSTEM = "You are a careful assistant who answers in short and simple words. "

@@ -17,6 +17,8 @@ MOST_LAYERS = 10_000
 MOST_POSITIONS = 2**24
 """Tokens; the longest model known has 10,485,760, and tables are as wide as what is allowed."""
 MOST_END_IDS = 1024
+NULL_BLOCK = 0
+"""The block of the KV pool that padding reads; never allocated, never counted."""
 _MOST_INT32 = 2**31 - 1
 
 
@@ -112,7 +114,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """How the KV pool is cut. `num_blocks` does not count the null block 0."""
+    """How the KV pool is cut. `num_blocks` does not count NULL_BLOCK."""
 
     num_blocks: int
     block_size: int = 16
@@ -130,11 +132,6 @@ class CacheConfig:
                 f"got num_swap_blocks={self.num_swap_blocks}, wanted at least 0; raise it"
             )
 
-    @property
-    def num_slots(self) -> int:
-        """Token slots that can be allocated."""
-        return self.num_blocks * self.block_size
-
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
@@ -149,7 +146,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     """Most rows of one decode step."""
     max_num_batched_tokens: int = 2048
-    """Most tokens of one prefill step."""
+    """Most tokens of one step, unless so many rows decode that none would be left for prompts."""
     max_prefill_rows: int = 8
     """Most rows of one prefill step; the row count every prefill program is compiled for."""
     enable_prefix_caching: bool = True

@@ -1,8 +1,9 @@
-"""What a caller gets back: frozen snapshots, each one true for ever once handed out."""
+"""What a caller gets back: snapshots that never change, and what the engine counts."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -124,3 +125,65 @@ class EngineStats:
 
     def to_dict(self) -> dict[str, int | float]:
         return asdict(self)
+
+
+@dataclass(slots=True)
+class Counters:
+    """What the scheduler counts as it goes, since the start: the host's part of EngineStats."""
+
+    num_steps: int = 0
+    prompt_tokens: int = 0
+    """Of the requests that began to run, each counted once however often it is recomputed."""
+    generated_tokens: int = 0
+    """Tokens handed to the engine; those drawn past an end are not."""
+    preemptions_recompute: int = 0
+    """Preempted requests whose blocks were freed, each time."""
+    preemptions_swap: int = 0
+    """Preempted requests whose blocks went to the host, each time."""
+    swapped_out_blocks: int = 0
+    """Moved to the host, a shared block once each time."""
+    prefix_hit_tokens: int = 0
+    """Of prompts when they first ran: what a preempted request finds again is no hit."""
+    running_sum: int = 0
+    """Sum over steps of the number of running sequences."""
+    utilisation_sum: float = 0.0
+    """Sum over steps of token slots in use over slots of allocated blocks."""
+
+    @property
+    def mean_running(self) -> float:
+        return self.running_sum / max(self.num_steps, 1)
+
+    @property
+    def slot_utilisation(self) -> float:
+        return self.utilisation_sum / max(self.num_steps, 1)
+
+
+BlockKind = Literal["free", "cached", "owned", "held"]
+
+
+@dataclass(frozen=True, slots=True)
+class MappedBlock:
+    """One block of the KV pool at one moment.
+
+    free     holds nothing
+    cached   in no table: full, kept for a prefix hit, free when room is needed
+    owned    in the tables of `seq_ids`; where these are several, they share it
+    held     in no table, but a step or a copy that touches it is in flight
+    """
+
+    kind: BlockKind
+    seq_ids: tuple[int, ...] = ()
+    num_filled: int = 0
+    """Slots that hold a token; 0 for held blocks, whose content is not needed any more."""
+    is_cached: bool = False
+    """A prefix hit would find it; always true of kind "cached"."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockMap:
+    """The whole pool at one moment: `blocks[i]` is block i + 1. The null block is left out."""
+
+    block_size: int
+    blocks: tuple[MappedBlock, ...]
+    request_of: Mapping[int, str] = field(default_factory=dict)
+    """Request ids by the sequence ids of those that have not ended."""

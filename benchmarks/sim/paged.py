@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
 
 from benchmarks.sim.cost import Site
 from benchmarks.sim.lengths import MAX_TOKENS, Job
@@ -100,10 +99,10 @@ class Engine:
             seconds,
             tokens_per_s=sum(len(row.draws) for row in plan.rows) / seconds,
             batch=scheduler.num_running,
-            stored=blocks.num_slots_in_use,
-            reserved=blocks.num_slots_allocated,
-            saved=blocks.blocks_saved_by_sharing,
-            blocks=blocks.num_slots_allocated / blocks.cache.block_size,
+            stored=blocks.pool.num_slots_in_use,
+            reserved=blocks.pool.num_slots_allocated,
+            saved=blocks.pool.num_saved,
+            blocks=blocks.pool.num_slots_allocated / blocks.cache.block_size,
         )
         self._take_news()
         return True
@@ -111,8 +110,7 @@ class Engine:
     @property
     def blocks(self) -> BlockManager:
         """Counts that no engine needs, so they are not public."""
-        planner: Any = self.scheduler._planner
-        return getattr(planner, "books", planner).blocks
+        return self.scheduler._state.blocks
 
     def outcome(self) -> Outcome:
         counters = self.scheduler.counters

@@ -20,7 +20,7 @@ from itertools import groupby
 from pathlib import Path
 
 from jaxpage.errors import ConfigError
-from jaxpage.host.block_map import BlockMap, MappedBlock
+from jaxpage.outputs import BlockMap, MappedBlock
 
 MOST_COLUMNS = 600
 """Of more steps, so many are drawn, evenly spread."""

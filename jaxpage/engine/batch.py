@@ -12,8 +12,9 @@ import numpy as np
 
 from jaxpage.config import CacheConfig
 from jaxpage.device.types import StepInput, StepShape, unpack
-from jaxpage.engine.step_shapes import StepShapes, num_single, tokens_read
-from jaxpage.host.plan import PlannedRow, PrefixGroup, StepPlan, StepResult
+from jaxpage.engine.prefix_groups import PrefixGroup, PrefixGroups
+from jaxpage.engine.step_shapes import StepShapes, tokens_read
+from jaxpage.host.plan import PlannedRow, StepPlan, StepResult
 from jaxpage.outputs import TokenLogprob
 
 
@@ -36,10 +37,14 @@ class StepInputBuilder:
         self._first_dead_slot = (cache.num_blocks + 1) * cache.block_size
         self._tables: dict[int, tuple[tuple[int, ...], np.ndarray]] = {}
         self._drafts: dict[StepShape, Draft] = {}
+        self._prefix_groups = PrefixGroups(cache.block_size)
 
     def build(self, plan: StepPlan) -> tuple[np.ndarray, StepShape]:
         """The plan as one int32 vector, a fresh one: a running step may still read the last."""
-        shape = self._shapes.shape_of(plan, num_groups=len(plan.prefix_groups))
+        groups: tuple[PrefixGroup, ...] = ()
+        if self._shapes.has_groups and plan.num_single == len(plan.rows):
+            groups = self._prefix_groups.find(plan)
+        shape = self._shapes.shape_of(plan, with_groups=bool(groups))
         vector, step, blank = self._drafts.get(shape) or self._add_draft(shape)
         vector[:] = blank
         if shape.is_decode:
@@ -48,9 +53,9 @@ class StepInputBuilder:
             step.logit_index[:count] = step.query_starts[:count]
             step.query_starts[count:] = count
             if shape.num_groups:
-                self._fill_groups(step, plan.prefix_groups)
+                self._fill_groups(step, groups)
         else:
-            count = num_single(plan) if shape.num_single else 0
+            count = plan.num_single if shape.num_single else 0
             self._fill_decode(step, plan.rows[:count])
             self._fill_prefill(step, plan.rows[count:], first=shape.num_single)
             read = _tokens_read(plan, shape, step.query_starts)
@@ -209,7 +214,7 @@ def _places(plan: StepPlan, shape: StepShape) -> np.ndarray:
     """The row of the step that each row of the plan is."""
     places = np.arange(len(plan.rows))
     if shape.num_single:
-        count = num_single(plan)
+        count = plan.num_single
         places[count:] += shape.num_single - count
     return places
 

@@ -25,10 +25,9 @@ from jaxpage.engine.leaving import new_gate
 from jaxpage.engine.requests import RequestFactory
 from jaxpage.engine.tracking import LiveCompletion, LiveRequest, Told
 from jaxpage.errors import RequestError
-from jaxpage.host.block_map import BlockMap
 from jaxpage.host.plan import Request, SequenceUpdate, StepPlan, StepResult
 from jaxpage.host.scheduler import Scheduler
-from jaxpage.outputs import EngineStats, RequestOutput, Update
+from jaxpage.outputs import BlockMap, EngineStats, RequestOutput, Update
 from jaxpage.reading import answering
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 

@@ -29,8 +29,7 @@ from jaxpage.engine.requests import (
 from jaxpage.engine.runner import Runner
 from jaxpage.engine.sampling_inputs import STAGES, Stage
 from jaxpage.errors import CapacityError, ConfigError, RequestError
-from jaxpage.host.block_map import BlockMap
-from jaxpage.outputs import EngineStats, RequestOutput
+from jaxpage.outputs import BlockMap, EngineStats, RequestOutput
 from jaxpage.sampling_params import SamplingParams
 from jaxpage.tokenizer import ChatPrompt
 from jaxpage.unsupported import check_available, comes_later

@@ -14,7 +14,7 @@ from jaxpage.config import ModelConfig
 from jaxpage.engine.detokenize import Detokenizer
 from jaxpage.engine.sampling_inputs import check_fits
 from jaxpage.errors import ConfigError, RequestError
-from jaxpage.host.plan import Request
+from jaxpage.host.plan import Namespace, Request
 from jaxpage.numbers import plain
 from jaxpage.outputs import RequestOutput, TokenLogprob
 from jaxpage.reading import answering
@@ -89,7 +89,8 @@ class RequestFactory:
             eos_token_ids=self._eos_token_ids,
             bad_word_ids=self._bad_word_ids(params.bad_words),
             priority=priority,
-            cache_salt=cache_salt,
+            namespace=_namespace(cache_salt, adapter),
+            adapter=adapter,
             beam=beam,
         )
         check_fits(request, self._num_token_ids)
@@ -248,6 +249,12 @@ def _plain_or_error(prompt: object) -> Any:
         return plain(prompt)
     except RequestError as error:
         return error
+
+
+def _namespace(cache_salt: str | None, adapter: int) -> Namespace:
+    """What keeps a request's prefixes apart from those of others."""
+    salt = () if cache_salt is None else (("salt", cache_salt),)
+    return (*salt, ("adapter", str(adapter))) if adapter else salt
 
 
 def _check_labels(request_id: object, priority: object, cache_salt: object) -> None:

@@ -31,7 +31,7 @@ from jaxpage.engine.sampling_inputs import STAGES, SamplingBuilder, Stage
 from jaxpage.engine.step_shapes import StepShapes
 from jaxpage.engine.swap import BlockMover
 from jaxpage.errors import ConfigError, JaxpageError
-from jaxpage.host.buckets import cut_to_rung
+from jaxpage.host.ladder import cut_to_rung
 from jaxpage.host.plan import PlannedRow, StepPlan, StepResult
 from jaxpage.models.params import checked_params
 from jaxpage.native.huge_pages import renew_zeros, use_huge_pages
@@ -271,7 +271,9 @@ class Runner:
 
     def _can_build(self, row: PlannedRow) -> bool:
         """Whether a row can be put into arrays, by itself."""
-        plan = StepPlan(0, (row._replace(source=None, token_ids=row.token_ids or (0,)),))
+        alone = row._replace(source=None, token_ids=row.token_ids or (0,))
+        is_single = row.num_tokens == 1 and not row.prompt_targets
+        plan = StepPlan(0, (alone,), num_single=int(is_single))
         try:
             self._inputs.build(plan)
             if row.draws:

@@ -23,7 +23,7 @@ from jaxpage.device.sampling.sample import Apply
 from jaxpage.device.types import History, LogitEdits, SamplingInput
 from jaxpage.errors import RequestError
 from jaxpage.host.beam import num_candidates
-from jaxpage.host.buckets import Ladder
+from jaxpage.host.ladder import Ladder
 from jaxpage.host.plan import Draw, Request
 from jaxpage.sampling_params import MAX_LOGPROBS
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.device.ops import Backend
 from jaxpage.device.types import StepShape
-from jaxpage.host.buckets import Ladder
+from jaxpage.host.ladder import Ladder
 from jaxpage.host.plan import PlannedRow, StepPlan
 
 SMALLEST_PREFILL_TOKENS = 16
@@ -71,11 +71,11 @@ class StepShapes:
         tokens = single + self.prefill_tokens.fit(num_packed_tokens)
         return self._shape(tokens, rows, rows, num_single=single)
 
-    def shape_of(self, plan: StepPlan, *, num_groups: int = 0) -> StepShape:
+    def shape_of(self, plan: StepPlan, *, with_groups: bool = False) -> StepShape:
         """The program's shape for a plan; raises AssertionError when no rung holds it."""
-        count = num_single(plan)
+        count = plan.num_single
         if count == len(plan.rows):
-            shape = self.decode(count, with_groups=num_groups > 0)
+            shape = self.decode(count, with_groups=with_groups)
         elif (
             plan.num_tokens <= self.prefill_tokens.sizes[-1] and len(plan.rows) <= self.prefill_rows
         ):
@@ -132,11 +132,3 @@ def tokens_read(row: PlannedRow) -> tuple[int, ...]:
     if len(row.draws) == 1:
         return (row.draws[0].offset,)
     return tuple(dict.fromkeys(draw.offset for draw in row.draws)) or (-1,)
-
-
-def num_single(plan: StepPlan) -> int:
-    """The leading rows of one token whose prompt is not scored."""
-    for index, row in enumerate(plan.rows):
-        if row.num_tokens > 1 or row.prompt_targets:
-            return index
-    return len(plan.rows)

@@ -22,7 +22,7 @@ from jaxpage.device.placement import Placement
 from jaxpage.device.types import KVCache
 from jaxpage.engine.programs import Programs
 from jaxpage.errors import CapacityError
-from jaxpage.host.buckets import Ladder
+from jaxpage.host.ladder import Ladder
 from jaxpage.host.plan import BlockMoves
 
 MOVES = Ladder((8, 64, 512))

@@ -174,8 +174,8 @@ class LiveRequest:
         return Resumed(
             request=self.request,
             outputs=tuple(tuple(each.token_ids) for each in self.completions),
-            has_ended=tuple(each.finish_reason is not None for each in self.completions),
-            has_scores=self.prompt_logprobs is not None,
+            is_finished=tuple(each.finish_reason is not None for each in self.completions),
+            has_prompt_logprobs=self.prompt_logprobs is not None,
         )
 
     def snapshot(self, now_s: float) -> RequestOutput:

@@ -1,6 +1,6 @@
 """The host: plain Python that decides what each step of the device does. Loads no JAX, no NumPy."""
 
-from jaxpage.host.buckets import Ladder
+from jaxpage.host.ladder import Ladder
 from jaxpage.host.plan import (
     Draw,
     PlannedRow,

@@ -1,6 +1,6 @@
 """Which beams go on: the choice of one step of beam search, as a function of scores.
 
-Knows no block, no step and no device; the planner forks and frees what this chooses. Scores are
+Knows no block, no step and no device; beam_tables.py forks and frees by what is chosen. Scores are
 summed and compared in float32, as Transformers does in `generate(num_beams=W, do_sample=False)`
 (generation/utils.py, version 5), so that ties and near ties fall as they do there.
 
@@ -40,7 +40,7 @@ class Hypothesis(NamedTuple):
     token_ids: tuple[int, ...]
     """All generated tokens, the end token included."""
     is_at_limit: bool
-    """Ended by its length, not by an end id."""
+    """Finished by its length, not by an end id."""
 
 
 class BeamSearch:

@@ -1,4 +1,4 @@
-"""What is refused at submission, with the arithmetic. Knows the limits, not what is running."""
+"""What can never run, with the arithmetic. Knows the limits, not what is running."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jaxpage.host.sequence import SequenceGroup, num_sequences
 
 def check_request(request: Request, config: EngineConfig, cache: CacheConfig) -> None:
     """Raises RequestError or PromptCapacityError when it can never run."""
-    seats = num_sequences(request)
-    if seats > config.max_num_seqs:
+    num_rows = num_sequences(request)
+    if num_rows > config.max_num_seqs:
         name = "n or best_of" if request.beam is None else "beam_width"
         raise RequestError(
-            f"got {name}={seats}, wanted at most max_num_seqs={config.max_num_seqs}, the rows of "
-            f"one step; lower {name} or raise max_num_seqs"
+            f"got {name}={num_rows}, wanted at most max_num_seqs={config.max_num_seqs}, the rows "
+            f"of one step; lower {name} or raise max_num_seqs"
         )
     num_prompt = len(request.prompt_token_ids)
     if not num_prompt:
@@ -34,15 +34,15 @@ def length_limit(request: Request, config: EngineConfig) -> int:
     return min(config.max_model_len, len(request.prompt_token_ids) + _most_output(request, config))
 
 
-def outgrown(group: SequenceGroup, cache: CacheConfig) -> CapacityError:
-    """What a request is told that needs more than the whole pool."""
+def too_large(group: SequenceGroup, cache: CacheConfig) -> CapacityError:
+    """The error of a running request that needs more than the whole pool."""
     num_tokens = max(sequence.num_tokens for sequence in group.live)
-    size, seats = cache.block_size, len(group.live)
+    size, num_rows = cache.block_size, len(group.live)
     need = cache.blocks_for(num_tokens)
-    if seats > 1:
+    if num_rows > 1:
         return CapacityError(
-            f"got {seats} sequences of one request, of up to {num_tokens} tokens, {need} blocks of "
-            f"{size} each where none is shared, wanted all of them to go on in the pool's "
+            f"got {num_rows} sequences of one request, of up to {num_tokens} tokens, {need} blocks "
+            f"of {size} each where none is shared, wanted all of them to go on in the pool's "
             f"{cache.num_blocks}; lower n, beam_width or max_tokens, or raise num_blocks"
         )
     return CapacityError(
@@ -66,12 +66,12 @@ def _check_pool(request: Request, most_output: int, cache: CacheConfig) -> None:
                                                       | e f y .
                                                       | e f z .
     """
-    num_prompt, seats = len(request.prompt_token_ids), num_sequences(request)
+    num_prompt, num_rows = len(request.prompt_token_ids), num_sequences(request)
     num_stored = num_prompt + min(most_output, 2) - 1
     need = cache.blocks_for(num_stored)
-    if seats > 1 and most_output > 1:
-        need = num_prompt // cache.block_size + seats
-        detail = f"({num_prompt // cache.block_size} shared, 1 for each of {seats} sequences)"
+    if num_rows > 1 and most_output > 1:
+        need = num_prompt // cache.block_size + num_rows
+        detail = f"({num_prompt // cache.block_size} shared, 1 for each of {num_rows} sequences)"
     else:
         detail = f"({num_stored} slots)"
     if need > cache.num_blocks:

@@ -1,7 +1,7 @@
-"""The immutable messages of the host: what it wants of a step, and what came back.
+"""The messages between the host and the engine: what a step is to run, and what came back.
 
-A plan is a value: it names sequences, positions and block ids, never an array. What there is one
-of for each row of each step is a named tuple, made in a third of a frozen dataclass's time.
+All are values that never change: token ids, positions and block ids, no arrays. What a step has one
+of for each row is a named tuple, which is made in a third of a frozen dataclass's time.
 
     sequence, block_size 4        tokens  a b c d | e f g . |     blocks (5, 2)
     decode row of token g         token_ids (g,)  start 6  num_tokens 1  context_len 7
@@ -18,32 +18,38 @@ from typing import NamedTuple
 from jaxpage.outputs import FinishReason, TokenLogprob
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 
+Namespace = tuple[tuple[str, str], ...]
+"""(kind, value) pairs that keep prefixes apart, such as a salt or an adapter: equal tokens share
+blocks only in equal namespaces."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to complete, checked against the engine's limits by `Scheduler.add`."""
+    """One prompt to complete."""
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     seed: int
-    """The stream of random numbers, 64 bits; resolved by the engine when params.seed is None."""
+    """64 bits; chosen by the engine where params.seed is None."""
     arrival_s: float = 0.0
     eos_token_ids: frozenset[int] = frozenset()
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     """params.bad_words as token ids; carried to the request's draws."""
     priority: int = 0
     """Lower runs first."""
-    cache_salt: str | None = None
+    namespace: Namespace = ()
+    adapter: int = 0
+    """Which of the model's adapters its rows use; 0 is none."""
     beam: BeamSearchParams | None = None
-    """Beam search instead of sampling; `params` then says the rest: greedy, limits, end ids."""
+    """Beam search instead of sampling; `params` then holds the limits and the end ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One token to be sampled from a row's last logits: n samples are n draws of one row.
+    """One token to be sampled from a row's logits: n samples are n draws of one row.
 
-    A beam's draw samples nothing: it asks for `num_candidates`, and the host chooses.
+    A beam's draw samples nothing: it asks for `num_candidates`, and the host chooses among them.
     """
 
     seq_id: int
@@ -53,15 +59,15 @@ class Draw:
     prompt_len: int
     """Tokens of the request's own prompt; the tokens after it are output."""
     stop_token_ids: tuple[int, ...]
-    """What min_tokens holds back: the model's end ids, also where ignore_eos lets the text go on
-    after them, and the request's own, as in vLLM."""
+    """Ids that may not be drawn before min_tokens: the request's own and the model's end ids, these
+    also with ignore_eos, as in vLLM."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
-    offset: int = -1
-    """Place in its row of the token whose logits it reads, as Python counts: -1 is the last."""
     history: tuple[int, ...] = ()
     """Known tokens before the row's last one, prompt first; only when params.needs_history."""
     num_candidates: int = 0
     """Beam search: how many of the best ids, with raw log-probabilities, `StepResult.top` holds."""
+    offset: int = -1
+    """Place in its row of the token whose logits it reads, as Python counts: -1 is the last."""
 
 
 class PlannedRow(NamedTuple):
@@ -86,6 +92,7 @@ class PlannedRow(NamedTuple):
     num_prompt_logprobs: int = 0
     """Alternatives wanted beside each prompt target."""
     adapter: int = 0
+    """As in its request."""
 
     @property
     def context_len(self) -> int:
@@ -109,35 +116,19 @@ class BlockMoves:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixGroup:
-    """Rows of one step whose first `num_blocks` blocks are the same."""
-
-    rows: tuple[int, ...]
-    num_blocks: int
-
-
-@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the host wants of one device call; kept until its result is back.
-
-    Rows of one token that want no prompt log-probabilities come first, then the longer ones.
-    """
+    """One step of the device; kept until its result has been read."""
 
     step_id: int
     rows: tuple[PlannedRow, ...]
+    num_single: int
+    """Rows before this one have one token and no prompt targets; a decode step has no others."""
     moves: BlockMoves = field(default_factory=BlockMoves)
-    preempted: tuple[int, ...] = ()
-    prefix_groups: tuple[PrefixGroup, ...] = ()
-    """Disjoint, among the rows of one token; empty where sharing the reads does not pay."""
+    """Done before the rows run."""
 
     @property
     def num_tokens(self) -> int:
         return sum(row.num_tokens for row in self.rows)
-
-    @property
-    def is_decode(self) -> bool:
-        """Every row feeds exactly one token."""
-        return all(row.num_tokens == 1 for row in self.rows)
 
     @property
     def draws(self) -> tuple[Draw, ...]:
@@ -147,17 +138,17 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The host twin of a device StepOutput: one entry per draw of its plan, no padding."""
+    """What a step found: one entry a draw of its plan, in the order of `StepPlan.draws`."""
 
     step_id: int
     token_ids: Seq[int]
     logprobs: Seq[float]
-    """In the draw's own logprobs_mode."""
+    """Of the tokens, in the draw's own logprobs_mode."""
     raw_logprobs: Seq[float]
     top: Seq[tuple[tuple[int, float], ...]]
-    """Alternatives, best first, as many as the draw's params.logprobs or num_candidates asks."""
+    """Ids and log-probabilities, best first, as many as params.logprobs or num_candidates."""
     prompt_logprobs: Seq[Seq[TokenLogprob]] = ()
-    """One entry per plan row (empty where nothing was asked), in target order; or () for none."""
+    """One entry a row of the plan, in the order of its targets; () where no row has any."""
 
 
 class SequenceUpdate(NamedTuple):
@@ -176,9 +167,9 @@ class SequenceUpdate(NamedTuple):
     error: str | None = None
     """Set when the request failed; it is then gone from the scheduler."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
-    """The whole prompt's, once, with the update that first carries a token or an end."""
+    """The whole prompt's, told once, with the first update after they are complete."""
     num_preemptions: int = 0
-    """Times the sequence has given way so far."""
+    """Times its request has been preempted so far."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache held when the request was first admitted."""
     score: float | None = None
@@ -187,12 +178,12 @@ class SequenceUpdate(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """A request that goes on in new books: what has been told of it."""
+    """A request that goes on after a restart: what has been told of it."""
 
     request: Request
     outputs: tuple[tuple[int, ...], ...]
-    """The tokens of each sequence; a beam search tells none, and begins anew."""
-    has_ended: tuple[bool, ...]
+    """The tokens of each sequence; a beam search tells none before its end, and begins anew."""
+    is_finished: tuple[bool, ...]
     """Of each sequence."""
-    has_scores: bool
+    has_prompt_logprobs: bool
     """Whether the log-probabilities of its prompt have been told."""

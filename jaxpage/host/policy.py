@@ -1,6 +1,6 @@
-"""Who goes first, who gives way and how, and how much room is kept: one function each.
+"""Which group is served first, which is preempted and how, and how much room is kept.
 
-Other policies are other functions of the same shape; none of them changes anything.
+A function each; other policies are other functions of the same shape. None changes anything.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ MOST_DOUBLINGS = 4
 
 @dataclass(frozen=True, slots=True)
 class PressureCosts:
-    """What giving way costs: `swap` moves bytes both ways, `recompute` feeds tokens again.
+    """What preemption costs: `swap` moves bytes both ways, `recompute` feeds tokens again.
 
     The defaults are those of a 7-billion model in bfloat16 with blocks of 16 on a card with
-    PCIe 4: 16 * 2 * 32 * 4096 * 2 bytes, 25 GB/s, 2 * 7e9 operations at 140e12 a second. Whoever
-    knows the model and the machine gives better ones.
+    PCIe 4: 16 * 2 * 32 * 4096 * 2 bytes, 25 GB/s, 2 * 7e9 operations at 140e12 a second. The
+    engine gives those of its model and machine.
     """
 
     block_bytes: float = 8 * 2**20
@@ -27,7 +27,7 @@ class PressureCosts:
     link_bytes_per_s: float = 25e9
     """Between host and device, one way at a time."""
     seconds_per_token: float = 1e-4
-    """Of prefill, in a step that is full."""
+    """Seconds of prefill a token, in a step that is full."""
 
     def is_swap_cheaper(self, *, num_blocks: int, num_tokens: int) -> bool:
         """`num_blocks` to move out and in again, against `num_tokens` to feed again."""
@@ -38,24 +38,24 @@ class PressureCosts:
 def rank(group: SequenceGroup) -> tuple[int, int]:
     """Smaller is served first: lower `priority`, then first come, first served.
 
-    It must be fixed for a group's life: the lowest rank is never preempted, so it always makes
-    progress, and that is why the engine cannot lock up.
+    It must not change while a group lives: the group of the lowest rank is never preempted, so it
+    always makes progress, and so the engine never locks up.
     """
     return (group.request.priority, group.arrival)
 
 
 def choose_victim(running: Seq[SequenceGroup]) -> SequenceGroup:
-    """Who gives way when blocks run out: the last to be served. `running` is in order of rank."""
+    """The group to preempt: the last to be served. `running` is in order of rank."""
     return running[-1]
 
 
 def reserved_blocks(num_running: int, group: SequenceGroup) -> int:
-    """Blocks that admission leaves free: one to grow into for each row that runs or comes.
+    """Blocks that admission leaves free: one to grow into for each running row and each new one.
 
-    With fewer the newcomer itself would soon give way, its prefill lost. Alone it needs none.
-    Each time a group has given way doubles what it waits for, so that it cannot come and go all
-    the time. vLLM keeps a fixed share of the pool; a share does not know how many rows grow.
+    With fewer the new group would soon be preempted itself, its prefill lost. Alone it needs none.
+    Each preemption doubles what the group waits for, so that it does not come and go all the time.
+    vLLM keeps a fixed share of the pool, which does not depend on how many rows grow.
     """
     if not num_running:
         return 0
-    return (num_running + group.num_seats) << min(group.num_preemptions, MOST_DOUBLINGS)
+    return (num_running + group.num_rows_needed) << min(group.num_preemptions, MOST_DOUBLINGS)

@@ -3,11 +3,11 @@
 Knows no device. The engine may dispatch one plan before it has read the one before it; more than
 that `schedule` refuses.
 
-                    add            schedule               schedule             update
-    Request ------> waiting -----> running --------------> leaving -----------> ended
-                       ^              |   last step planned    result read
+                    add            schedule               schedule               update
+    Request ------> waiting -----> running --------------> finishing -----------> finished
+                       ^              |   last step planned      result read
                        +--------------+
-                         preempted: blocks freed, output kept, prefilled again;
+                         preempted: blocks freed, tokens kept, prefilled again;
                          or swapped: blocks on the host, back as they were
 """
 
@@ -19,27 +19,30 @@ from dataclasses import replace
 
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.errors import RequestError
-from jaxpage.host.block_map import BlockMap
-from jaxpage.host.buckets import Ladder
-from jaxpage.host.counters import Counters
-from jaxpage.host.fork import continue_beams
-from jaxpage.host.limits import check_request, length_limit, outgrown
+from jaxpage.host.beam_tables import continue_beams
+from jaxpage.host.block_manager import BlockManager
+from jaxpage.host.ladder import Ladder
+from jaxpage.host.limits import check_request, length_limit, too_large
 from jaxpage.host.plan import Request, Resumed, SequenceUpdate, StepPlan, StepResult
-from jaxpage.host.planner import Planner
+from jaxpage.host.planner import find_too_large, plan_step
 from jaxpage.host.policy import PressureCosts
-from jaxpage.host.reports import (
-    Drawn,
-    hypothesis_updates,
-    new_update,
-    take_scores,
-)
+from jaxpage.host.queues import Queues
 from jaxpage.host.sequence import Sequence, SequenceGroup, Status, new_group, resumed_group
-from jaxpage.host.stop import End, find_end, is_complete
-from jaxpage.outputs import FinishReason
+from jaxpage.host.state import State
+from jaxpage.host.updates import (
+    Drawn,
+    End,
+    find_end,
+    hypothesis_updates,
+    is_complete,
+    new_update,
+    take_prompt_logprobs,
+)
+from jaxpage.outputs import BlockMap, Counters, FinishReason
 
 
 class Scheduler:
-    """All requests that have not ended. Every sequence ends with exactly one reason or error."""
+    """All requests that have not finished. Each sequence finishes once, by a reason or an error."""
 
     def __init__(
         self,
@@ -60,16 +63,15 @@ class Scheduler:
         self._cache = cache
         self._prefill_ladder = prefill_ladder
         self._costs = costs or PressureCosts()
-        self._planner = self._new_planner()
-        self._books = self._planner.books
+        self._state = self._new_state(last_step=0)
         self._groups: dict[str, SequenceGroup] = {}
         self._sequences: dict[int, Sequence] = {}
         self._num_created = 0
-        self._peaks = (0, 0)
-        """Blocks used and saved, of the books before these."""
+        self._peaks_before = (0, 0)
+        """Blocks used and saved, at most, before the last restart."""
 
     def check(self, request: Request) -> None:
-        """Raises RequestError or PromptCapacityError for what `add` would refuse."""
+        """Raises RequestError or PromptCapacityError for what can't be added."""
         if request.request_id in self._groups:
             raise RequestError(
                 f"got request id {request.request_id!r} again, wanted one that is not running; "
@@ -78,48 +80,50 @@ class Scheduler:
         check_request(request, self._config, self._cache)
 
     def add(self, request: Request) -> None:
-        """Lines a request up. Raises RequestError or PromptCapacityError."""
-        self.check(request)
+        """Lets a request that `check` accepts wait for its turn."""
+        assert request.request_id not in self._groups, f"twice: {request.request_id}"
         max_len = length_limit(request, self._config)
         group = new_group(request, self._num_created + 1, max_len)
         self._num_created += len(group.sequences)
         self._groups[request.request_id] = group
         self._sequences.update((sequence.seq_id, sequence) for sequence in group.sequences)
-        self._books.waiting.push(group)
-        if is_complete(group.lead):
-            self._end_all(group, End("length"))
+        self._state.queues.waiting.push(group)
+        if is_complete(group.primary):
+            self._finish_group(group, End("length"))
 
     def schedule(self) -> StepPlan | None:
         """The next step to dispatch; None: read a result first, or there is nothing to do."""
-        books = self._books
-        assert books.last_planned - books.last_read <= 1, "two plans are unread: read one"
-        plan = self._planner.plan()
-        for group in self._planner.take_outgrown():
-            self.news.append(new_update(group.lead, error=str(outgrown(group, self._cache))))
-            self._forget(group)
-        return plan
+        state = self._state
+        assert state.last_planned - state.last_read <= 1, "two plans are unread: read one"
+        while True:
+            plan = plan_step(state)
+            group = find_too_large(state) if plan is None else None
+            if group is None:
+                return plan
+            self.news.append(new_update(group.primary, error=str(too_large(group, self._cache))))
+            self._remove_group(group)
 
     def update(self, plan: StepPlan, result: StepResult) -> None:
-        """Takes in the result of the oldest unread plan. Tokens of ended sequences are dropped."""
+        """Takes in the result of the oldest unread plan. Tokens after an end are dropped."""
         assert result.step_id == plan.step_id, (result.step_id, plan.step_id)
-        self._planner.step_read(plan.step_id)
-        sequences, draw_index = self._sequences, 0
+        self._state.step_read(plan.step_id)
+        sequences, draw_id = self._sequences, 0
         for row_index, row in enumerate(plan.rows):
             if row.prompt_targets and row.seq_id in sequences:
                 group = sequences[row.seq_id].group
-                take_scores(group, row, result.prompt_logprobs[row_index])
+                take_prompt_logprobs(group, row, result.prompt_logprobs[row_index])
             for draw in row.draws:
                 sequence = sequences.get(draw.seq_id)
                 if sequence is not None:
                     if draw.num_candidates:
-                        self._take_candidates(sequence, result, draw_index)
+                        self._take_candidates(sequence, result, draw_id)
                     else:
-                        self._take_token(sequence, result, draw_index)
-                draw_index += 1
+                        self._take_token(sequence, result, draw_id)
+                draw_id += 1
             if not row.draws and row.prompt_targets and row.seq_id in sequences:
                 sequence = sequences[row.seq_id]
                 if is_complete(sequence):
-                    self._end_all(sequence.group, End("length"))
+                    self._finish_group(sequence.group, End("length"))
 
     def take_updates(self) -> tuple[SequenceUpdate, ...]:
         """All news since the last call, oldest first."""
@@ -128,89 +132,89 @@ class Scheduler:
         return updates
 
     def finish(self, seq_id: int, reason: FinishReason, stop_reason: int | str | None) -> None:
-        """Ends one sequence for a cause the engine found. One that has ended stays as it is."""
+        """Finishes one sequence for a cause the engine found; a finished one stays as it is."""
         sequence = self._sequences.get(seq_id)
         if sequence is not None:
-            self._end(sequence, End(reason, stop_reason))
+            self.news.append(new_update(sequence, end=End(reason, stop_reason)))
+            self._remove(sequence)
 
     def abort(self, request_id: str) -> bool:
-        """Ends a request, its tokens in flight dropped; False when there is no such request."""
+        """Finishes a request, its tokens in flight dropped; False when there is no such request."""
         group = self._groups.get(request_id)
         if group is None:
             return False
-        self._end_all(group, End("abort"))
+        self._finish_group(group, End("abort"))
         return True
 
     def drop(self, request_id: str) -> None:
-        """Forgets a request without a word; an id that is not known is none."""
+        """Removes a request and tells nothing of it; does nothing where there is none."""
         group = self._groups.get(request_id)
         if group is not None:
-            self._forget(group)
+            self._remove_group(group)
 
     def drop_unread(self) -> None:
-        """Takes the plans that are not read for read: what they drew is wanted by no request.
+        """Counts the unread plans as read; what they draw is wanted by no request.
 
-        What they write is written: the device runs them before any plan that comes.
+        What they write is written: the device runs them before any plan made later.
         """
-        for step_id in range(self._books.last_read + 1, self._books.last_planned + 1):
-            self._planner.step_read(step_id)
+        for step_id in range(self._state.last_read + 1, self._state.last_planned + 1):
+            self._state.step_read(step_id)
 
     def restart(self, going_on: Iterable[Resumed]) -> None:
-        """Books as on the first day, and in line those that go on, with the tokens they have.
+        """Begins anew with empty queues and tables; these requests wait, with their tokens.
 
-        For when the old books can't be trusted, or the pool is lost: nothing in them is looked at
-        but the order in which requests came and what has been counted. It may be done again, also
-        where it was broken off. News stay.
+        For when the state can't be trusted, or the pool is lost: nothing of it is read but the
+        order in which requests came and what has been counted. It may be called again, also where
+        it was interrupted. News stay.
         """
-        planner = self._new_planner()
-        self._peaks = (self.peak_blocks_used, self.peak_blocks_saved)
-        planner.books.last_planned = planner.books.last_read = self._books.last_planned
+        state = self._new_state(last_step=self._state.last_planned)
+        self._peaks_before = (self.peak_blocks_used, self.peak_blocks_saved)
         groups: dict[str, SequenceGroup] = {}
         for told in going_on:
             known = self._groups[told.request.request_id]
             group = resumed_group(known, told)
             groups[told.request.request_id] = group
-            planner.books.waiting.push(group)
+            state.queues.waiting.push(group)
         self._groups = groups
         self._sequences = {
             sequence.seq_id: sequence
             for group in groups.values()
             for sequence in group.sequences
-            if sequence.status is not Status.ENDED
+            if sequence.status is not Status.FINISHED
         }
-        self._planner, self._books = planner, planner.books
+        self._state = state
 
     def request_ids(self, seq_ids: Iterable[int]) -> set[str]:
-        """The requests of these sequences, as far as they have not ended."""
+        """The requests of these sequences, as far as they have not finished."""
         sequences = filter(None, map(self._sequences.get, seq_ids))
         return {sequence.group.request.request_id for sequence in sequences}
 
     def reset_prefix_cache(self) -> None:
         """Nothing computed before now is found by a prompt that comes later."""
-        self._books.blocks.reset_prefix_cache()
+        self._state.blocks.reset_prefix_cache()
 
     def block_map(self) -> BlockMap:
-        """Who owns which block now, by sequence ids, and whose request they are of."""
+        """Which block is in whose table now, with the request of each sequence."""
         request_of = {
             seq_id: sequence.group.request.request_id
             for seq_id, sequence in self._sequences.items()
         }
-        return replace(self._books.blocks.block_map(), request_of=request_of)
+        return replace(self._state.blocks.block_map(), request_of=request_of)
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether a sequence has not ended, or a plan has not been read."""
-        return bool(self._sequences) or self._books.last_planned > self._books.last_read
+        """Whether a sequence has not finished, or a plan has not been read."""
+        return bool(self._sequences) or self._state.last_planned > self._state.last_read
 
     @property
     def num_running(self) -> int:
-        """Sequences that have a seat in the next step."""
-        return sum(group.num_seats for group in self._books.running)
+        """Rows that the running groups may need in the next step."""
+        return sum(group.num_rows_needed for group in self._state.queues.running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that hold no blocks of the pool: new, preempted or swapped."""
-        return len(self._books.waiting)
+        """Requests that have no blocks of the pool: new, preempted or swapped."""
+        return len(self._state.queues.waiting)
 
     @property
     def blocks_total(self) -> int:
@@ -218,92 +222,95 @@ class Scheduler:
 
     @property
     def blocks_free(self) -> int:
-        """Blocks that can be taken; what only the prefix cache keeps is among them."""
-        return self._books.blocks.num_free
+        """Blocks that can be taken; those that only the prefix cache keeps are among them."""
+        return self._state.blocks.num_free
 
     @property
     def peak_blocks_used(self) -> int:
-        return max(self._peaks[0], self._books.blocks.pool.peak_used)
+        return max(self._peaks_before[0], self._state.blocks.pool.refs.peak_used)
 
     @property
     def peak_blocks_saved(self) -> int:
         """Most blocks that sharing saved at one time: entries of all tables less blocks."""
-        return max(self._peaks[1], self._books.blocks.peak_blocks_saved)
+        return max(self._peaks_before[1], self._state.blocks.pool.peak_saved)
 
     def check_integrity(self) -> None:
-        """Asserts that the books agree; for tests, after any operation."""
-        books = self._books
-        books.check_integrity()
+        """Asserts that sequences, queues and blocks agree; for tests, after any operation."""
+        state = self._state
+        state.check_integrity()
         for seq_id, sequence in self._sequences.items():
             group = sequence.group
-            assert sequence.seq_id == seq_id and sequence.status is not Status.ENDED, sequence
-            is_leaving = sequence.status is Status.LEAVING
+            assert sequence.seq_id == seq_id and sequence.status is not Status.FINISHED, sequence
+            is_finishing = sequence.status is Status.FINISHING
             is_read = sequence.candidates is not None  # a beam that waits for the others
-            assert not is_leaving or is_read or books.is_in_flight(group), f"never ends: {sequence}"
-            assert not sequence.num_in_flight or books.is_in_flight(group), sequence
-            is_placed = group.is_queued or group.is_running
-            assert is_placed or all(s.status is Status.LEAVING for s in group.live), sequence
+            is_in_flight = state.is_in_flight(group)
+            assert not is_finishing or is_read or is_in_flight, f"never finishes: {sequence}"
+            assert not sequence.num_in_flight or is_in_flight, sequence
+            is_queued = group.is_waiting or group.is_running
+            assert is_queued or all(s.status is Status.FINISHING for s in group.live), sequence
         live = {sequence.group.request.request_id for sequence in self._sequences.values()}
         assert live == self._groups.keys(), (live, self._groups.keys())
-        for group in (*books.waiting, *books.running):
-            assert self._groups.get(group.request.request_id) is group, "ended, and in a queue"
+        for group in (*state.queues.waiting, *state.queues.running):
+            assert self._groups.get(group.request.request_id) is group, "finished, and in a queue"
 
-    def _new_planner(self) -> Planner:
-        return Planner(
-            self._config,
-            self._cache,
+    def _new_state(self, *, last_step: int) -> State:
+        return State(
+            config=self._config,
+            cache=self._cache,
             prefill_ladder=self._prefill_ladder,
             costs=self._costs,
             counters=self.counters,
+            queues=Queues(),
+            blocks=BlockManager(
+                self._cache, enable_prefix_caching=self._config.enable_prefix_caching
+            ),
+            last_planned=last_step,
+            last_read=last_step,
         )
 
-    def _take_token(self, sequence: Sequence, result: StepResult, draw_index: int) -> None:
-        """Appends what was drawn, also where the sequence has given way since."""
-        drawn = Drawn.of(sequence, result, draw_index)
+    def _take_token(self, sequence: Sequence, result: StepResult, draw_id: int) -> None:
+        """Appends what was drawn, also where the sequence was preempted since."""
+        drawn = Drawn.of(sequence, result, draw_id)
         sequence.token_ids.append(drawn.token_id)
         sequence.num_in_flight -= 1
         self.counters.generated_tokens += 1
         end = find_end(sequence)
         self.news.append(new_update(sequence, end=end, drawn=drawn))
         if end is not None:
-            self._retire(sequence)
+            self._remove(sequence)
 
-    def _take_candidates(self, sequence: Sequence, result: StepResult, draw_index: int) -> None:
+    def _take_candidates(self, sequence: Sequence, result: StepResult, draw_id: int) -> None:
         """Keeps what may follow a beam, and chooses once that is known of all beams."""
-        sequence.candidates = tuple(result.top[draw_index])
+        sequence.candidates = tuple(result.top[draw_id])
         sequence.num_in_flight -= 1
         group = sequence.group
         if any(beam.candidates is None for beam in group.live):
             return
-        continue_beams(self._books, group)
+        continue_beams(self._state, group)
         assert group.beams is not None, group
         if group.beams.is_done:
             updates = hypothesis_updates(group)
             self.counters.generated_tokens += sum(len(news.new_token_ids) for news in updates)
             self.news += updates
-            self._forget(group)
+            self._remove_group(group)
 
-    def _end(self, sequence: Sequence, end: End) -> None:
-        self.news.append(new_update(sequence, end=end))
-        self._retire(sequence)
+    def _finish_group(self, group: SequenceGroup, end: End) -> None:
+        unfinished = [s for s in group.sequences if s.status is not Status.FINISHED]
+        self.news += [new_update(sequence, end=end) for sequence in unfinished]  # all, or none
+        self._remove_group(group)
 
-    def _end_all(self, group: SequenceGroup, end: End) -> None:
-        live = [sequence for sequence in group.sequences if sequence.status is not Status.ENDED]
-        self.news += [new_update(sequence, end=end) for sequence in live]  # all, or none is told
-        self._forget(group)
-
-    def _retire(self, sequence: Sequence) -> None:
-        """Forgets a sequence that has ended, and its request with the last one."""
-        self._books.remove(sequence)
+    def _remove(self, sequence: Sequence) -> None:
+        """Removes a sequence that has finished, and its request with the last one."""
+        self._state.finish(sequence)
         del self._sequences[sequence.seq_id]
         if not sequence.group.live:
-            self._forget(sequence.group)
+            self._remove_group(sequence.group)
 
-    def _forget(self, group: SequenceGroup) -> None:
-        """Forgets a request and all of its sequences."""
-        self._books.drop(group)
+    def _remove_group(self, group: SequenceGroup) -> None:
+        """Removes a request and all its sequences, wherever they are."""
+        self._state.finish_group(group)
         for sequence in group.sequences:
-            sequence.status = Status.ENDED
+            sequence.status = Status.FINISHED
             self._sequences.pop(sequence.seq_id, None)
         group.live.clear()
         del self._groups[group.request.request_id]

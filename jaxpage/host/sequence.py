@@ -1,6 +1,6 @@
 """The host's own record of what is being completed. Mutable: only the scheduler changes it.
 
-Knows token ids and counts, no blocks. A sequence at depth 1, two prompt tokens, as it moves:
+Knows token ids and counts, no blocks. A sequence of two prompt tokens, one step dispatched ahead:
 
                         token_ids   num_in_flight   num_tokens   num_computed
     admitted            (a b)       0               2            0
@@ -8,8 +8,9 @@ Knows token ids and counts, no blocks. A sequence at depth 1, two prompt tokens,
     decode planned      (a b)       2               4            3     feeds the first draw
     prefill's draw read (a b c)     1               4            3     feeds the second draw next
 
-A group of samples or beams begins as one row of its first sequence; the others hold nothing until
-that row has drawn. Preempted later, each is prefilled again from where it leaves its leader.
+A group of samples or beams begins as one row, of its first sequence; the others have no blocks
+until that row has drawn. When the group is preempted later, its sequences are prefilled again: each
+takes over the blocks of its prefix parent and computes only the tokens after those.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ class Status(Enum):
     """Where a sequence stands; its group may be running while it still waits."""
 
     WAITING = auto()
-    """Holds no blocks: new, preempted, or about to follow its leader."""
+    """Has no blocks: new, preempted, or waiting for blocks of its prefix parent."""
     SWAPPED = auto()
     """Its blocks are on the host."""
     RUNNING = auto()
-    LEAVING = auto()
-    """Its last step is planned and not read yet; holds no row and no block any more."""
-    ENDED = auto()
+    FINISHING = auto()
+    """Its last step is planned and not read yet; has no row and no block any more."""
+    FINISHED = auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -47,38 +48,39 @@ class SequenceGroup:
     """Grows with each request."""
     sequences: list[Sequence] = field(default_factory=list)
     live: list[Sequence] = field(default_factory=list)
-    """Those that have not ended; of beams those in use, best first."""
+    """Those that have not finished; of beams those in use, best first."""
     beams: BeamSearch | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    """What has been read so far, None first; None itself when not asked for, or handed out."""
+    """Those read so far, after a None for the first token; None when not asked for, or told."""
     num_targets: int = 1
-    """Prompt tokens that need no further asking: the first, and those whose log-probability
-    is read or in flight. Preemption leaves it as it is, so nothing is asked twice."""
+    """Leading prompt tokens that are not to be asked for (again): the first, and those whose
+    log-probability is read or in flight. Preemption leaves it as it is: none is asked twice."""
     is_one_row: bool = True
     """Nothing has been drawn: the first sequence's row stands for all."""
-    is_queued: bool = False
+    is_waiting: bool = False
     is_running: bool = False
     last_step: int = 0
-    """The last plan that holds a row of it; 0 before the first."""
+    """The last plan that has a row of it; 0 before the first."""
     num_preemptions: int = 0
     num_cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache when it first ran; None before."""
-    returned_for: int = 0
+    swapped_in_for: int = 0
     """The plan that last brought it back from the host; 0 for none."""
     retry_free_blocks: int = 0
-    """Free blocks at which to look at it again, as of the last time it did not fit."""
+    """It did not fit when last looked at: look again when so many blocks are free."""
 
     @property
-    def lead(self) -> Sequence:
+    def primary(self) -> Sequence:
+        """The sequence whose row stands for all while the group is one row."""
         return self.live[0]
 
     @property
-    def num_seats(self) -> int:
+    def num_rows_needed(self) -> int:
         """Rows that it may need at once."""
         if len(self.live) == 1 and self.beams is None:
-            return int(self.live[0].status is not Status.LEAVING)
-        staying = sum(sequence.status is not Status.LEAVING for sequence in self.live)
-        return len(self.sequences) if staying and self.beams is not None else staying
+            return int(self.live[0].status is not Status.FINISHING)
+        num_going_on = sum(sequence.status is not Status.FINISHING for sequence in self.live)
+        return len(self.sequences) if num_going_on and self.beams is not None else num_going_on
 
     @property
     def is_ready(self) -> bool:
@@ -94,38 +96,37 @@ class SequenceGroup:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One completion under way."""
+    """One completion being made."""
 
     seq_id: int
     group: SequenceGroup
     token_ids: list[int]
-    """What the host knows: the prompt, then output that has been read."""
+    """The prompt, then the output that has been read."""
     prompt_len: int
     sample_index: int
     max_len: int
-    """Tokens, prompt included, at which it ends by length."""
+    """Tokens, prompt included, at which it finishes by length."""
     draw: Draw
-    """What is asked of every step that samples; its history is filled in where needed."""
+    """What is asked of every step that draws; the history is filled in where needed."""
     own_draws: tuple[Draw, ...] | None = None
-    """The draw alone, where every step asks the same; None where its history changes."""
+    """`(draw,)` where every step asks the same; None where its history changes."""
     status: Status = Status.WAITING
     num_computed: int = 0
     """Tokens whose KV write has been dispatched."""
     num_in_flight: int = 0
-    """Sampled tokens that have not been read."""
+    """Drawn tokens that have not been read."""
     prefill_len: int = 0
     """Tokens to feed before decoding, as of the last admission."""
     last_step: int = 0
-    """The last plan that holds a row of it; 0 before the first."""
-    draw_index: int = 0
+    """The last plan that has a row of it; 0 before the first."""
+    draw_id: int = 0
     """Its draw's place in that plan; means nothing while num_in_flight is 0."""
-    leader: Sequence | None = None
-    """Whose leading blocks it takes over once they are computed; None: it begins by itself."""
-    num_led_blocks: int = 0
+    prefix_parent: Sequence | None = None
+    """The sequence whose leading blocks it takes over once they are computed; None: none does."""
+    num_inherited_blocks: int = 0
+    """How many it takes over."""
     candidates: Candidates | None = None
     """A beam's, read and not yet chosen from."""
-    shared: SharedPrefix | None = None
-    """How far its table agreed with another's when that was last looked at."""
 
     @property
     def num_tokens(self) -> int:
@@ -133,13 +134,8 @@ class Sequence:
         return len(self.token_ids) + self.num_in_flight
 
     @property
-    def num_output(self) -> int:
-        """Sampled tokens that have been read."""
-        return len(self.token_ids) - self.prompt_len
-
-    @property
     def is_score_only(self) -> bool:
-        """Nothing is drawn: the prompt is scored, and that is all."""
+        """Nothing is drawn: only log-probabilities of the prompt are asked for."""
         return self.max_len == self.prompt_len
 
     @property
@@ -153,26 +149,19 @@ class Sequence:
 
     @property
     def is_last_step_planned(self) -> bool:
-        """Certain to end by length once what is in flight has been read."""
+        """Certain to finish by length once what is in flight has been read."""
         if self.max_len == self.prompt_len:
             return self.num_computed == self.prompt_len - 1
         return len(self.token_ids) + self.num_in_flight >= self.max_len
 
 
-@dataclass(frozen=True, slots=True)
-class SharedPrefix:
-    """Two tables, told apart by identity, and how many of their leading blocks are the same."""
-
-    table: tuple[int, ...]
-    other: tuple[int, ...]
-    num_blocks: int
-
-
 def new_group(request: Request, first_seq_id: int, max_len: int) -> SequenceGroup:
     """A request's sequences that have yet to run, with ids from `first_seq_id` on."""
     params, beam = request.params, request.beam
-    scores: list[TokenLogprob | None] | None = None if params.prompt_logprobs is None else [None]
-    group = SequenceGroup(request=request, arrival=first_seq_id, prompt_logprobs=scores)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    if params.prompt_logprobs is not None:
+        prompt_logprobs = [None]
+    group = SequenceGroup(request, arrival=first_seq_id, prompt_logprobs=prompt_logprobs)
     draw = _new_draw(request, first_seq_id)
     if beam is not None:
         end_ids = _end_ids(request)
@@ -197,23 +186,23 @@ def new_group(request: Request, first_seq_id: int, max_len: int) -> SequenceGrou
 
 
 def resumed_group(known: SequenceGroup, told: Resumed) -> SequenceGroup:
-    """The group with what has been told of it and nothing else, as if it had given way.
+    """A new group with the tokens that have been told of it, as if it had been preempted.
 
-    Of what `known` holds only what never changes and what has been counted is looked at.
+    Reads of `known` only what never changes, and what has been counted.
     """
     group = new_group(known.request, known.arrival, known.sequences[0].max_len)
     group.num_preemptions = known.num_preemptions
     group.num_cached_tokens = known.num_cached_tokens
-    if told.has_scores:
+    if told.has_prompt_logprobs:
         group.prompt_logprobs = None
     if group.beams is None:
-        for sequence, output, has_ended in zip(
-            group.sequences, told.outputs, told.has_ended, strict=True
+        for sequence, output, is_finished in zip(
+            group.sequences, told.outputs, told.is_finished, strict=True
         ):
             sequence.token_ids += output
-            if has_ended:
-                sequence.status = Status.ENDED
-        group.live = [s for s in group.sequences if s.status is not Status.ENDED]
+            if is_finished:
+                sequence.status = Status.FINISHED
+        group.live = [s for s in group.sequences if s.status is not Status.FINISHED]
         group.is_one_row = not any(told.outputs)
     return group
 

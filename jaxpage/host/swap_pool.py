@@ -1,4 +1,4 @@
-"""The host's own blocks, where preempted sequences wait, and what each of them left there.
+"""The host's own blocks, where preempted sequences wait, and which blocks each of them has there.
 
 Knows sequence ids and block ids, no tokens. A host block is shared as its device block was.
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from jaxpage.host.prefix_cache import CachedBlock, Space
+from jaxpage.host.plan import Namespace
+from jaxpage.host.prefix_cache import CachedBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,8 @@ class SwappedTable:
 
     blocks: tuple[SwappedBlock, ...]
     num_stored: int
-    space: Space
-    epoch: int | None
+    namespace: Namespace
+    generation: int | None
 
 
 class SwapPool:
@@ -43,7 +44,7 @@ class SwapPool:
         self.tables: dict[int, SwappedTable] = {}
         self._free = list(range(num_blocks - 1, -1, -1))  # taken from the end: low ids first
         self._num_holders: dict[int, int] = {}
-        self._leaving: list[int] = []
+        self._free_after_plan: list[int] = []
         self._read: set[int] = set()  # by the plan being made
 
     @property
@@ -51,61 +52,62 @@ class SwapPool:
         return len(self._free)
 
     def allocate(self) -> int:
-        """A free host block without a holder: `put` makes one. There must be one."""
+        """A host block without a holder until `put`. One must be free."""
         assert self._free, f"all {self.num_blocks} host blocks are in use"
         block = self._free.pop()
         self._num_holders[block] = 0
         return block
 
     def keep(self, block: int) -> int:
-        """A host block that the plan being made reads, back for `put`, with what it holds."""
+        """A host block that the plan being made reads, kept with its content for `put`."""
         if block not in self._num_holders:
-            self._leaving.remove(block)
+            self._free_after_plan.remove(block)
             self._num_holders[block] = 0
         return block
 
     def put(self, seq_id: int, table: SwappedTable) -> None:
-        """The sequence waits here, and holds its host blocks once each."""
+        """The sequence waits here: one more holder of each of its host blocks."""
         assert seq_id not in self.tables, f"sequence {seq_id} is swapped out already"
         self.tables[seq_id] = table
         for swapped in table.blocks:
             self._num_holders[swapped.host_block] += 1
 
-    def pick_up(self, seq_id: int) -> SwappedTable:
-        """The sequence goes back: its host blocks are read by the plan being made, then free."""
+    def take(self, seq_id: int) -> SwappedTable:
+        """The sequence goes back: the plan being made reads its host blocks, then they are free."""
         table = self.tables.pop(seq_id)
         self._read.update(swapped.host_block for swapped in table.blocks)
-        self._leaving += self._let_go(table)
+        self._free_after_plan += self._decref(table)
         return table
 
-    def drop(self, seq_id: int) -> list[int]:
-        """The sequence has ended: returns the host blocks that nothing names any more."""
-        blocks = self._let_go(self.tables.pop(seq_id))
-        self._leaving += [block for block in blocks if block in self._read]
-        gone = [block for block in blocks if block not in self._read]
-        self._free += gone
-        return gone
+    def free(self, seq_id: int) -> list[int]:
+        """The sequence has ended; returns the host blocks that are free by it."""
+        blocks = self._decref(self.tables.pop(seq_id))
+        self._free_after_plan += [block for block in blocks if block in self._read]
+        free_now = [block for block in blocks if block not in self._read]
+        self._free += free_now
+        return free_now
 
     def plan_made(self) -> None:
-        """What the plan picks up may be written by the next one."""
-        self._free += self._leaving
-        self._leaving.clear()
+        """The next plan may write what this one reads."""
+        self._free += self._free_after_plan
+        self._free_after_plan.clear()
         self._read.clear()
 
     def check_integrity(self) -> None:
-        """Every host block is free, held by the tables that name it, or leaving."""
+        """Each host block is free, held by the tables that name it, or free after this plan."""
         holders = Counter(
             swapped.host_block for table in self.tables.values() for swapped in table.blocks
         )
         assert dict(holders) == self._num_holders, (holders, self._num_holders)
-        everything = sorted((*self._free, *self._leaving, *self._num_holders))
+        everything = sorted((*self._free, *self._free_after_plan, *self._num_holders))
         assert everything == list(range(self.num_blocks)), everything
 
-    def _let_go(self, table: SwappedTable) -> list[int]:
-        gone: list[int] = []
+    def _decref(self, table: SwappedTable) -> list[int]:
+        """One holder less of each; returns those that have none left, tail first."""
+        unheld: list[int] = []
         for swapped in reversed(table.blocks):
             self._num_holders[swapped.host_block] -= 1
             if not self._num_holders[swapped.host_block]:
                 del self._num_holders[swapped.host_block]
-                gone.append(swapped.host_block)
-        return gone
+                unheld.append(swapped.host_block)
+        return unheld

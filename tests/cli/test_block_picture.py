@@ -9,7 +9,7 @@ import pytest
 from jaxpage.cli import block_picture
 from jaxpage.cli.block_picture import CACHED, COMMON, HELD, block_svg
 from jaxpage.errors import ConfigError
-from jaxpage.host.block_map import BlockMap, MappedBlock
+from jaxpage.outputs import BlockMap, MappedBlock
 
 REQUEST_OF = {1: "a", 2: "a", 3: "b"}
 

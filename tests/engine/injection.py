@@ -366,9 +366,9 @@ class Bench:
         assert not engine.has_unfinished, "requests run"
         assert stats.blocks_free == stats.blocks_total, stats
         engine._scheduler.check_integrity()
-        books = engine._scheduler._books
-        host = books.blocks._host
-        assert host.num_free == host.num_blocks and not books.blocks._tables
+        blocks = engine._scheduler._state.blocks
+        host = blocks._host
+        assert host.num_free == host.num_blocks and not blocks._tables
         assert not (engine._live or engine._in_flight or engine._changed)
         assert self._checked() == self.checked, "other ids than before"
         assert self.llm.stats().blocks_free == stats.blocks_total

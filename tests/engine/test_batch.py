@@ -39,7 +39,7 @@ def random_plan(rng: random.Random) -> StepPlan:
     rows += [
         row(seq_id, rng.randint(0, 8), rng.randint(2, 20)) for seq_id in seq_ids[:num_prefills]
     ]
-    return StepPlan(1, tuple(rows))
+    return StepPlan(1, tuple(rows), num_single=len(seq_ids) - num_prefills)
 
 
 def test_a_plan_is_written_as_if_none_had_been_before() -> None:
@@ -58,7 +58,7 @@ def test_a_plan_is_written_as_if_none_had_been_before() -> None:
 
 
 def test_decode_rows_and_their_padding() -> None:
-    plan = StepPlan(1, (row(1, 5, 1), row(2, 8, 1, source=0), row(3, 0, 1)))
+    plan = StepPlan(1, (row(1, 5, 1), row(2, 8, 1, source=0), row(3, 0, 1)), num_single=3)
     step = unpack(*StepInputBuilder(LADDERS, CACHE).build(plan))
     dead = 101 * SIZE
     assert step.tokens.tolist() == [5, 0, 0, 0]

@@ -219,7 +219,7 @@ def test_requests_carry_priority_and_salt() -> None:
     engine = StubEngine()
     engine.add_request("a", "abc", cache_salt="mine", priority=2)
     request = engine._live["a"].request
-    assert (request.cache_salt, request.priority) == ("mine", 2)
+    assert (request.namespace, request.priority) == ((("salt", "mine"),), 2)
 
 
 def test_the_map_of_every_step_is_kept_where_asked() -> None:

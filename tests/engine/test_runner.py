@@ -44,7 +44,7 @@ def test_a_packed_draw_comes_back_whole() -> None:
     drawn = np.asarray(pack_draws(output, 6))
     draws = tuple(Draw(i, 0, 0, SamplingParams(), 1, ()) for i in range(4))
     rows = tuple(PlannedRow(i, (5,), None, 0, 1, (1,), 1, (draws[i],)) for i in range(4))
-    result = to_result(StepPlan(1, rows), StepShape(4, 4, 1, 4), drawn, None, None)
+    result = to_result(StepPlan(1, rows, num_single=4), StepShape(4, 4, 1, 4), drawn, None, None)
     assert drawn.shape == (3, 6) and not drawn[:, 4:].any()
     assert result.token_ids == ids.tolist()
     np.testing.assert_array_equal(np.float32(result.logprobs), values)

@@ -13,6 +13,7 @@ from jaxpage.host import Ladder, Request, Scheduler, SequenceUpdate, StepPlan, S
 from jaxpage.host.limits import length_limit
 from jaxpage.host.planner import least_prefill_tokens
 from jaxpage.host.policy import PressureCosts
+from jaxpage.host.sequence import Status
 from jaxpage.outputs import TokenLogprob
 from tests.host.fake import VOCAB, FakeDevice, expected, expected_beams, logprob
 
@@ -79,10 +80,14 @@ class Driver:
         self.device = FakeDevice(cache)
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.plans: list[StepPlan] = []
+        self.preempted: list[tuple[int, ...]] = []
+        """The sequences preempted for each plan, or since the one before it."""
         self.news: dict[str, News] = {}
         self.seq_ids: dict[str, int] = {}
+        self._preempted: list[int] = []
 
     def add(self, request: Request) -> None:
+        self.scheduler.check(request)
         self.scheduler.add(request)
         self.seq_ids[request.request_id] = self.device.add(request)
         width = request.beam.beam_width if request.beam else request.params.num_sequences
@@ -90,12 +95,14 @@ class Driver:
         self.take_news()
 
     def step(self) -> None:
-        plan = self.scheduler.schedule()
+        plan = self._schedule()
         if plan is None and not self.in_flight:
             assert not self.scheduler.num_running and not self.scheduler.num_waiting, "stalled"
         if plan is not None:
             self._check_plan(plan)
             self.plans.append(plan)
+            self.preempted.append(tuple(self._preempted))
+            self._preempted.clear()
             self.in_flight.append((plan, self.device.run(plan)))
         if self.in_flight and (plan is None or len(self.in_flight) > self.depth):
             self.scheduler.update(*self.in_flight.popleft())
@@ -201,12 +208,25 @@ class Driver:
         assert scheduler.blocks_free == scheduler.blocks_total
         assert scheduler.num_running == scheduler.num_waiting == 0
 
+    def _schedule(self) -> StepPlan | None:
+        """The next plan; notes which sequences were preempted for it."""
+        before = [
+            (group, group.num_preemptions, [s for s in group.live if s.status is Status.RUNNING])
+            for group in self.scheduler._groups.values()
+        ]
+        plan = self.scheduler.schedule()
+        for group, num_preemptions, running in before:
+            if group.num_preemptions > num_preemptions:
+                self._preempted += [sequence.seq_id for sequence in running]
+        return plan
+
     def _check_plan(self, plan: StepPlan) -> None:
         config, rows = self.config, plan.rows
         seen = {row.seq_id for row in rows}
         assert rows and len(seen) == len(rows), "a sequence has two rows"
         is_long = [row.num_tokens > 1 or bool(row.prompt_targets) for row in rows]
         assert is_long == sorted(is_long), f"a decode row after a longer one: {shape(plan)}"
+        assert plan.num_single == len(rows) - sum(is_long)
         assert sum(is_long) <= config.max_prefill_rows
         if any(is_long):
             room = least_prefill_tokens(config.max_num_batched_tokens)
@@ -225,20 +245,12 @@ class Driver:
         assert not seen & ended, "a sequence runs after its end"
 
     def _check_blocks(self, plan: StepPlan) -> None:
-        """Who writes a block shares it with nobody, and what groups say of tables is true."""
+        """A block that a row writes is in no other row's table."""
         size = self.cache.block_size
         holders = Counter(block for row in plan.rows for block in row.block_ids)
         for row in plan.rows:
             for block in row.block_ids[row.start // size : self.cache.blocks_for(row.context_len)]:
                 assert holders[block] == 1, f"{row.seq_id} writes {block}, which others read"
-        num_decode = sum(row.num_tokens == 1 for row in plan.rows)
-        grouped = [index for group in plan.prefix_groups for index in group.rows]
-        assert len(set(grouped)) == len(grouped), "a row in two groups"
-        for group in plan.prefix_groups:
-            tables = {plan.rows[index].block_ids[: group.num_blocks] for index in group.rows}
-            assert len(tables) == 1 and len(group.rows) >= 2 and group.num_blocks >= 1
-            assert max(group.rows) < num_decode
-            assert all(plan.rows[i].start >= group.num_blocks * size for i in group.rows)
 
 
 def engine(

@@ -20,7 +20,7 @@ from jaxpage.host import (
 )
 from jaxpage.host.beam import BeamSearch, Hypothesis, num_candidates
 from jaxpage.host.limits import length_limit
-from jaxpage.host.plan import BlockMoves, Draw
+from jaxpage.host.plan import BlockMoves, Draw, Namespace
 from jaxpage.outputs import TokenLogprob
 from jaxpage.sampling_params import BeamSearchParams, SamplingParams
 
@@ -43,6 +43,11 @@ def candidates(tokens: Seq[int], count: int) -> tuple[tuple[int, float], ...]:
     return tuple((token_id, -cost) for cost, token_id in ranked[:count])
 
 
+def salted(salt: str | None) -> Namespace:
+    """What keeps the prompts of this salt apart."""
+    return () if salt is None else (("salt", salt),)
+
+
 def request(
     name: str,
     prompt: Seq[int],
@@ -61,7 +66,7 @@ def request(
         eos_token_ids=frozenset(eos),
         bad_word_ids=((1, 2),),
         priority=priority,
-        cache_salt=salt,
+        namespace=salted(salt),
     )
 
 
@@ -128,7 +133,7 @@ def expected(
     if params.max_tokens is not None:
         limit = min(limit, num_prompt + params.max_tokens)
     while len(tokens) < limit:
-        if len(tokens) > cache.num_slots:
+        if len(tokens) > cache.num_blocks * cache.block_size:
             return Expected(tuple(tokens[num_prompt:]), None, None, True)
         token = next_token(tokens, request.seed, sample_index)
         tokens.append(token)

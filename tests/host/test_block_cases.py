@@ -50,12 +50,13 @@ def test_when_idle_every_block_is_free_or_cached(
             if num_left[seq_id] < 0:
                 world.release(seq_id)
         world.read()
-        pool = blocks.pool
-        assert pool.num_free + blocks.num_cached + pool.num_used == num_blocks
+        pool = blocks.pool.refs
+        assert pool.num_free + blocks.pool.refs.num_evictable + pool.num_used == num_blocks
     while world.unread:
         world.read()
-    assert blocks.pool.num_free + blocks.num_cached == num_blocks == blocks.num_free
-    assert (blocks.num_cached > 0) == caching
+    refs = blocks.pool.refs
+    assert refs.num_free + refs.num_evictable == num_blocks == blocks.num_free
+    assert (refs.num_evictable > 0) == caching
     world.end()
 
 
@@ -89,7 +90,7 @@ def test_an_evicted_prompt_is_computed_anew() -> None:
         world.dispatch()
         world.release(seq_id)
         world.read()
-    assert world.blocks.num_evicted > 0
+    assert world.blocks.match([1, 1, 1, 0, 1]).num_tokens == 2, "of the third; the first is evicted"
     world.end()
 
 
@@ -100,5 +101,5 @@ def test_memory_follows_use_and_not_what_is_allowed() -> None:
     for _ in range(5):
         world.plan_row(seq_id, [0])
         world.dispatch()
-    assert world.blocks.pool.peak_used == 2  # of 20 + 5 tokens
+    assert world.blocks.pool.refs.peak_used == 2  # of 20 + 5 tokens
     world.end()

@@ -15,10 +15,11 @@ def manager(num_blocks: int = 6) -> BlockManager:
 def test_a_table_holds_what_was_asked_for_and_grows_by_one() -> None:
     blocks = manager()
     blocks.open(1, 5)
-    assert len(blocks.table(1)) == 2 and blocks.capacity(1) == 8
+    assert len(blocks.table(1)) == 2 and blocks.num_blocks_to_write(1, 8) == 0
     before = blocks.table(1)
     assert blocks.table(1) is before
-    blocks.grow(1)
+    blocks.store(1, 8)
+    blocks.prepare_write(1, 1)
     assert blocks.table(1)[:2] == before and len(blocks.table(1)) == 3
     blocks.check_integrity()
 
@@ -30,11 +31,11 @@ def test_slots_in_use_follow_what_is_stored() -> None:
     blocks.store(1, 4)
     blocks.store(1, 5)
     blocks.store(2, 1)
-    assert (blocks.num_slots_in_use, blocks.num_slots_allocated) == (6, 12)
+    assert (blocks.pool.num_slots_in_use, blocks.pool.num_slots_allocated) == (6, 12)
     with pytest.raises(AssertionError):
         blocks.store(1, 9)
-    blocks.release(1, until_step=None)
-    assert (blocks.num_slots_in_use, blocks.num_slots_allocated) == (1, 4)
+    blocks.free(1, until_step=None)
+    assert (blocks.pool.num_slots_in_use, blocks.pool.num_slots_allocated) == (1, 4)
     blocks.check_integrity()
 
 
@@ -42,9 +43,9 @@ def test_released_blocks_wait_for_their_step() -> None:
     blocks = manager()
     blocks.open(1, 8)
     blocks.open(2, 4)
-    blocks.release(1, until_step=4)
-    blocks.release(2, until_step=3)
-    assert (blocks.num_free, blocks.num_held, blocks.num_slots_allocated) == (3, 3, 0)
+    blocks.free(1, until_step=4)
+    blocks.free(2, until_step=3)
+    assert (blocks.num_free, blocks.num_held, blocks.pool.num_slots_allocated) == (3, 3, 0)
     blocks.check_integrity()
     for step, num_free in ((2, 3), (3, 4), (4, 6)):
         blocks.step_read(step)
@@ -56,7 +57,7 @@ def test_a_freed_block_is_given_out_again() -> None:
     blocks = manager(2)
     blocks.open(1, 8)
     first = blocks.table(1)
-    blocks.release(1, until_step=None)
+    blocks.free(1, until_step=None)
     blocks.open(2, 8)
     assert blocks.table(2) == first
     with pytest.raises(KeyError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -82,12 +84,12 @@ class BlockMachine(RuleBasedStateMachine):
     @rule(data=st.data(), hold=st.booleans())
     def swap_out(self, data: st.DataObject, hold: bool) -> None:
         if self.model.running:
-            self.model.swap_out(data.draw(gangs(self.model.running)), hold=hold)
+            self.model.swap_out(data.draw(groups(self.model.running)), hold=hold)
 
     @rule(data=st.data())
     def swap_in(self, data: st.DataObject) -> None:
         if self.model.swapped:
-            self.model.swap_in(data.draw(gangs(self.model.swapped)))
+            self.model.swap_in(data.draw(groups(self.model.swapped)))
 
     @rule(data=st.data())
     def drop_swapped(self, data: st.DataObject) -> None:
@@ -108,7 +110,7 @@ class BlockMachine(RuleBasedStateMachine):
             self.model.end()
 
 
-def gangs(sequences: dict[int, object]) -> st.SearchStrategy[list[int]]:
+def groups(sequences: Iterable[int]) -> st.SearchStrategy[list[int]]:
     return st.lists(st.sampled_from(list(sequences)), min_size=1, max_size=4, unique=True)
 
 

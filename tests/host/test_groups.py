@@ -187,12 +187,3 @@ def test_others_run_while_beams_wait_for_their_choice() -> None:
     assert all(any(row.seq_id == 3 for row in plan.rows) for plan in driver.plans)
     beams = [sum(row.seq_id in (1, 2) for row in plan.rows) for plan in driver.plans]
     assert beams == [1, 0, 2, 0, 2, 0, 2, 0]
-
-
-def test_beams_and_samples_name_the_blocks_they_share() -> None:
-    driver = engine(depth=0, num_blocks=200, block_size=16)
-    driver.add(samples("a", 100, 4, max_tokens=3))
-    driver.add(request("b", prompt(100, 5), max_tokens=3))
-    driver.run()
-    (group,) = driver.plans[1].prefix_groups
-    assert (group.rows, group.num_blocks) == ((0, 1, 2, 3), 6)

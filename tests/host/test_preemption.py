@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from jaxpage.host.preemption import preempt
 from tests.host.driver import BOTH_DEPTHS, engine, prompt, shape
 from tests.host.fake import expected, request
 
@@ -20,7 +21,7 @@ def test_the_newest_gives_way_and_nothing_said_changes(depth: int) -> None:
     driver.check_idle()
     counts = [driver.news[str(i)].num_preemptions for i in range(3)]
     assert counts[0] == 0 and sum(counts) == driver.scheduler.counters.preemptions_recompute > 0
-    reported = [seq_id for plan in driver.plans for seq_id in plan.preempted]
+    reported = [seq_id for preempted in driver.preempted for seq_id in preempted]
     assert sorted(reported) == [2] * counts[1] + [3] * counts[2]
     assert driver.scheduler.counters.prompt_tokens == 24  # once each, however often recomputed
     ends = [name for name in ("0", "1", "2") if driver.news[name].ends]
@@ -35,7 +36,7 @@ def test_one_gives_way_for_all_who_need_a_block() -> None:
         driver.add(entry)
     while not driver.scheduler.counters.preemptions_recompute:
         driver.step()
-    assert shape(driver.plans[-1]) == [(1, 12, 1)] and driver.plans[-1].preempted == (3,)
+    assert shape(driver.plans[-1]) == [(1, 12, 1)] and driver.preempted[-1] == (3,)
     driver.step()
     assert shape(driver.plans[-1]) == [(1, 13, 1), (2, 12, 1)]
     driver.run()
@@ -82,8 +83,8 @@ def test_prompt_logprobs_survive_chunks_and_preemption(depth: int, num_steps: in
     driver.add(new)
     for _ in range(num_steps):
         driver.step()
-    pressure = driver.scheduler._planner._pressure
-    pressure._preempt(driver.scheduler._books.running[-1])
+    state = driver.scheduler._state
+    preempt(state, state.queues.running[-1])
     driver.scheduler.check_integrity()
     driver.run()
     assert driver.news["new"].num_preemptions == 1
@@ -100,7 +101,8 @@ def test_a_token_in_flight_is_kept_when_its_sequence_gives_way(depth: int) -> No
     for _ in range(4):
         driver.step()
     num_read = len(driver.news["new"].token_ids)
-    assert driver.scheduler._planner._pressure._preempt(driver.scheduler._books.running[-1])
+    state = driver.scheduler._state
+    assert preempt(state, state.queues.running[-1])
     driver.step()
     assert driver.scheduler.num_waiting == 1
     assert len(driver.news["new"].token_ids) == num_read + depth

@@ -6,7 +6,8 @@ import pytest
 
 from jaxpage.config import CacheConfig
 from jaxpage.host.block_manager import BlockManager
-from jaxpage.host.prefix_cache import HashTokens, PrefixCache, hash_tokens, salted
+from jaxpage.host.prefix_cache import HashTokens, PrefixCache, PrefixHit, hash_tokens
+from tests.host.fake import salted
 from tests.host.test_block_random import constant_hash
 
 
@@ -18,7 +19,7 @@ def manager(num_blocks: int, block_size: int = 2, **options: HashTokens) -> Bloc
 def run(blocks: BlockManager, seq_id: int, token_ids: str, salt: str | None = None) -> int:
     """Opens and stores a prompt; returns the tokens of its hit."""
     tokens = [ord(letter) for letter in token_ids]
-    hit = blocks.match(tokens, salt)
+    hit = blocks.match(tokens, salted(salt))
     blocks.open(seq_id, len(tokens), hit)
     blocks.store(seq_id, len(tokens), tokens)
     blocks.check_integrity()
@@ -27,12 +28,12 @@ def run(blocks: BlockManager, seq_id: int, token_ids: str, salt: str | None = No
 
 def end(blocks: BlockManager, *seq_ids: int) -> None:
     for seq_id in seq_ids:
-        blocks.release(seq_id, until_step=None)
+        blocks.free(seq_id, until_step=None)
         blocks.check_integrity()
 
 
 def hit_tokens(blocks: BlockManager, token_ids: str, salt: str | None = None) -> int:
-    return blocks.match([ord(letter) for letter in token_ids], salt).num_tokens
+    return blocks.match([ord(letter) for letter in token_ids], salted(salt)).num_tokens
 
 
 def test_a_hit_is_the_longest_chain_and_leaves_a_token_to_compute() -> None:
@@ -56,10 +57,10 @@ def test_a_hit_is_shared_while_it_is_used_and_costs_its_idle_blocks() -> None:
     hit = blocks.match(tokens)
     assert blocks.num_needed(7, hit) == 2
     end(blocks, 1)
-    assert (blocks.num_free, blocks.num_cached) == (8, 2)
+    assert (blocks.num_free, blocks.pool.refs.num_evictable) == (8, 2)
     assert blocks.num_needed(7, hit) == 4, "idle blocks stop being free"
     blocks.open(2, 7, hit)
-    assert (blocks.num_free, blocks.num_cached, blocks.num_stored(2)) == (4, 0, 4)
+    assert (blocks.num_free, blocks.pool.refs.num_evictable, blocks.num_stored(2)) == (4, 0, 4)
     assert blocks.table(2)[:2] == hit.block_ids
     blocks.check_integrity()
 
@@ -86,7 +87,7 @@ def test_of_two_full_blocks_only_the_known_one_is_cached() -> None:
 def test_a_block_that_waits_for_a_step_is_a_hit() -> None:
     blocks = manager(4)
     run(blocks, 1, "abc")
-    blocks.release(1, until_step=3)
+    blocks.free(1, until_step=3)
     tokens = [ord(letter) for letter in "abd"]
     hit = blocks.match(tokens)
     assert (hit.num_tokens, blocks.num_needed(3, hit), blocks.num_held) == (2, 1, 2)
@@ -104,14 +105,14 @@ def test_nothing_is_cached_without_a_hit_or_with_caching_off() -> None:
         blocks.open(1, 2, hit)
         blocks.store(1, 2, [1, 2])
         end(blocks, 1)
-        assert blocks.match([1, 2, 3]).num_tokens == 0 == blocks.num_cached
+        assert blocks.match([1, 2, 3]).num_tokens == 0 == blocks.pool.refs.num_evictable
 
 
 def test_one_who_takes_no_hit_is_found_by_others() -> None:
     blocks = manager(8)
     run(blocks, 1, "abc")
     tokens = [ord(letter) for letter in "abcd"]
-    blocks.open(2, 4, blocks.no_hit())
+    blocks.open(2, 4, PrefixHit())
     blocks.store(2, 4, tokens)
     assert blocks.table(2)[0] == blocks.table(1)[0], "its copy gave way to the cached block"
     assert hit_tokens(blocks, "abcde") == 4
@@ -129,7 +130,7 @@ def test_equal_prompts_in_one_step_end_up_sharing() -> None:
         blocks.check_integrity()
     assert blocks.table(1)[:2] == blocks.table(2)[:2] == blocks.table(3)[:2]
     assert blocks.table(2)[2] == before[2], "the block that is not full stays its own"
-    assert (blocks.blocks_saved_by_sharing, blocks.num_held, blocks.num_free) == (4, 4, 3)
+    assert (blocks.pool.num_saved, blocks.num_held, blocks.num_free) == (4, 4, 3)
     blocks.step_read(1)
     assert (blocks.num_held, blocks.num_free) == (0, 7)
     blocks.check_integrity()
@@ -177,7 +178,7 @@ def test_hit_blocks_are_not_evicted_for_the_same_request() -> None:
     run(blocks, 1, "abcd")
     end(blocks, 1)
     hit = blocks.match([ord(letter) for letter in "abcdef"])
-    assert (hit.num_tokens, blocks.num_needed(6, hit), blocks.can_open(7, hit)) == (4, 3, False)
+    assert (hit.num_tokens, blocks.num_needed(6, hit), blocks.num_needed(7, hit)) == (4, 3, 4)
     blocks.open(2, 6, hit)
     assert blocks.table(2)[:2] == hit.block_ids and len(set(blocks.table(2))) == 3
     blocks.check_integrity()
@@ -231,7 +232,11 @@ def test_after_a_reset_nothing_older_is_found_or_entered() -> None:
     stale = blocks.match([ord(letter) for letter in "abcde"])
     blocks.reset_prefix_cache()
     blocks.check_integrity()
-    assert (blocks.num_cached, hit_tokens(blocks, "abcde"), hit_tokens(blocks, "xyz")) == (0, 0, 0)
+    assert (
+        blocks.pool.refs.num_evictable,
+        hit_tokens(blocks, "abcde"),
+        hit_tokens(blocks, "xyz"),
+    ) == (0, 0, 0)
     with pytest.raises(AssertionError, match="stale hit"):
         blocks.open(3, 5, stale)
     blocks.prepare_write(1, 2)
@@ -245,10 +250,10 @@ def test_the_same_prompt_a_thousand_times_in_a_pool_of_16() -> None:
     blocks = manager(16, 4)
     for seq_id in range(1000):
         assert run(blocks, seq_id, "the same prompt each time") == (24 if seq_id else 0)
-        assert 0 < blocks.pool.num_used <= 16
+        assert 0 < blocks.pool.refs.num_used <= 16
         end(blocks, seq_id)
-    assert (blocks.num_free, blocks.pool.num_free + blocks.num_cached) == (16, 16)
-    assert blocks.pool.peak_used == 7
+    assert (blocks.num_free, blocks.pool.refs.num_free + blocks.pool.refs.num_evictable) == (16, 16)
+    assert blocks.pool.refs.peak_used == 7
 
 
 def test_two_prompts_that_share_five_blocks_are_counted_once() -> None:
@@ -256,13 +261,13 @@ def test_two_prompts_that_share_five_blocks_are_counted_once() -> None:
     run(blocks, 1, "0123456789ab")
     run(blocks, 2, "0123456789xy")
     for seq_id in (1, 2):
-        pool = blocks.pool
-        assert pool.num_free + blocks.num_cached + pool.num_used == 20
+        pool = blocks.pool.refs
+        assert pool.num_free + blocks.pool.refs.num_evictable + pool.num_used == 20
         end(blocks, seq_id)
-    assert (pool.num_used, blocks.num_cached, blocks.num_free) == (0, 7, 20)
+    assert (pool.num_used, blocks.pool.refs.num_evictable, blocks.num_free) == (0, 7, 20)
 
 
-@pytest.mark.parametrize("damage", ["lost", "other tokens", "orphan", "idle parent", "count"])
+@pytest.mark.parametrize("damage", ["lost", "other tokens", "orphan", "evictable parent", "count"])
 def test_the_check_finds_damage(damage: str) -> None:
     blocks = manager(8)
     run(blocks, 1, "abcdef")
@@ -275,8 +280,8 @@ def test_the_check_finds_damage(damage: str) -> None:
         second.token_ids = (1, 2)
     elif damage == "orphan":
         second.parent = salted("x")
-    elif damage == "idle parent":
-        cache._idle[first.block] = None
+    elif damage == "evictable parent":
+        cache._evictable[first.block] = None
     else:
         first.num_children = 0
     with pytest.raises(AssertionError):

@@ -202,7 +202,7 @@ def test_an_id_is_free_again_when_its_request_has_ended() -> None:
     first = request("a", prompt(3))
     driver.add(first)
     with pytest.raises(RequestError, match="'a' again"):
-        driver.scheduler.add(first)
+        driver.scheduler.check(first)
     driver.run()
     driver.check_done(first)
     driver.add(request("a", prompt(4)))
@@ -215,7 +215,7 @@ def test_a_refused_request_hurts_no_other() -> None:
     good = request("good", prompt(5))
     driver.add(good)
     with pytest.raises(RequestError):
-        driver.scheduler.add(request("bad", prompt(17)))
+        driver.scheduler.check(request("bad", prompt(17)))
     driver.run()
     driver.check_done(good)
 

@@ -84,7 +84,7 @@ ROOMS = {
         "jax tqdm",
     ),
     "jaxpage.cli": Room(f"jaxpage.cli jaxpage.unsupported {HOST} {TEXT}", "tqdm"),
-    "jaxpage.cli.block_picture": Room("jaxpage.host.block_map jaxpage.errors", "cairosvg"),
+    "jaxpage.cli.block_picture": Room("jaxpage.outputs jaxpage.errors", "cairosvg"),
     "pallas_kernels": Room("pallas_kernels", "jax"),
     "convert": Room(
         f"convert jaxpage.models jaxpage.config {TEXT}",
@@ -304,7 +304,7 @@ def test_the_checker_wants_heavy_packages_inside_functions(
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("jaxpage.host.plan", "import math\nfrom jaxpage import config\nfrom . import buckets"),
+        ("jaxpage.host.plan", "import math\nfrom jaxpage import config\nfrom . import ladder"),
         (
             "jaxpage.backends.pallas",
             "from jax import Array\nfrom pallas_kernels import paged",

@@ -6,7 +6,7 @@ import pytest
 
 from jaxpage.config import CacheConfig
 from jaxpage.host.block_manager import BlockManager
-from jaxpage.host.pending_moves import PendingMoves
+from jaxpage.host.moves import PendingMoves
 from jaxpage.host.plan import BlockMoves
 
 
@@ -34,17 +34,17 @@ def test_a_copy_into_a_block_that_is_given_back_is_dropped() -> None:
     blocks = shared()
     blocks.prepare_write(1, 1)
     assert blocks.num_free == 2
-    blocks.release(1, until_step=None)
+    blocks.free(1, until_step=None)
     blocks.check_integrity()
     assert blocks.num_free == 3
     assert blocks.take_moves() == BlockMoves()
-    assert blocks.pool.num_holders(blocks.table(2)[0]) == 1, "nothing is pinned"
+    assert blocks.pool.refs.num_holders(blocks.table(2)[0]) == 1, "nothing is pinned"
 
 
 def test_the_source_of_a_copy_is_not_given_out_before_the_plan_is_made() -> None:
     blocks = shared()
     blocks.prepare_write(1, 1)
-    blocks.release(2, until_step=None)
+    blocks.free(2, until_step=None)
     blocks.check_integrity()
     assert (blocks.num_free, blocks.num_held) == (2, 0), "no step must be waited for"
     assert blocks.take_moves().copies == ((1, 2),)
@@ -70,7 +70,7 @@ def test_what_came_in_with_the_plan_may_leave_in_it() -> None:
     blocks.swap_out([1, 2], until_step=None)
     blocks.check_integrity()
     assert blocks.take_moves() == BlockMoves(), "it has never left the host"
-    assert (blocks.num_free, blocks.num_host_free) == (4, 1)
+    assert (blocks.num_free, blocks._host.num_free) == (4, 1)
     blocks.swap_in([1, 2])
     assert blocks.take_moves().swap_in == ((0, blocks.table(1)[0]),)
     blocks.check_integrity()

@@ -1,12 +1,12 @@
-"""Block copies that the plan being made will carry, and what must not happen to them till then.
+"""Block copies that the plan being made will carry, and what must not happen to them until then.
 
 Knows block ids only. All moves of one plan run before its step, in three groups: swap out, swap
-in, copies; each group reads all before it writes any. What is promised here holds in any order
-of calls between two `take`s:
+in, copies; each group reads all before it writes any. So, in any order of calls between two
+`take`s:
 
     copy 5 -> 8, then copy 8 -> 9           becomes 5 -> 9: 8 is not written when 9 is read
     copy 5 -> 8, then 8 goes to host 0      becomes 5 -> 0: swaps run before copies
-    copy 5 -> 8, then 8 is given back       no copy: 8 may be written for somebody else
+    copy 5 -> 8, then 8 is freed            no copy: 8 may be written for another sequence
     copy 5 -> 8                             5 is pinned: swapped-in content may not land in it
     host 0 -> 6                             host 0 is not reused before the plan is made
     host 0 -> 6, then 6 goes to the host    no move out: it waits in host 0 again
@@ -18,7 +18,7 @@ from jaxpage.host.plan import BlockMoves
 
 
 class PendingMoves:
-    """Moves by where they write: no place is written twice."""
+    """Moves by the block they write: none is written twice."""
 
     def __init__(self) -> None:
         self._swap_out: dict[int, int] = {}  # host block: device block
@@ -40,29 +40,29 @@ class PendingMoves:
         self._swap_in[block] = host_block
 
     def copy(self, source: int, destination: int) -> int:
-        """Returns the block that will really be read: it must stay pinned until `take`."""
+        """Returns the block that will really be read: it is pinned until `take`."""
         assert destination not in self._copies, f"block {destination} is written twice"
         source = self._copies.get(source, source)
         self._copies[destination] = source
         return source
 
     def cancel_into(self, block: int) -> int | None:
-        """Drops what would write a device block that is given back; returns a copy's source."""
+        """Drops the moves into a device block that is freed; returns the source of a copy."""
         if self._swap_in:
             self._swap_in.pop(block, None)
         return self._copies.pop(block, None) if self._copies else None
 
     def cancel_into_host(self, host_block: int) -> None:
-        """Drops what would write a host block that is given back."""
+        """Drops the move into a host block that is freed."""
         self._swap_out.pop(host_block, None)
 
     @property
     def pinned(self) -> tuple[int, ...]:
-        """The sources of copies, once a copy."""
+        """The sources of copies, one entry a copy: they must not be written before `take`."""
         return tuple(self._copies.values())
 
     def take(self) -> BlockMoves:
-        """All of it, in call order; nothing is pending any more."""
+        """All moves, in call order; none is pending any more."""
         moves = BlockMoves(
             swap_out=tuple((block, host) for host, block in self._swap_out.items()),
             swap_in=tuple((host, block) for block, host in self._swap_in.items()),

@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from jaxpage.host.plan import PlannedRow, PrefixGroup
-from jaxpage.host.prefix_groups import MIN_SHARED_TOKENS, find_prefix_groups
-from jaxpage.host.sequence import Sequence, SharedPrefix, new_group
-from tests.host.fake import request
+from jaxpage.engine.prefix_groups import MIN_SHARED_TOKENS, Agreement, PrefixGroup, PrefixGroups
+from jaxpage.host.plan import PlannedRow, StepPlan
+from tests.host.driver import Driver, engine, prompt
+from tests.host.fake import beam_request, request
 
 SIZE = 16
 LEAST = MIN_SHARED_TOKENS // SIZE
@@ -25,28 +25,29 @@ def find(
 ) -> tuple[PrefixGroup, ...]:
     """The groups of rows with these tables; a row is in the last block of its table."""
     starts = {} if start_of_1 is None else {1: start_of_1}
-    parts = [(sequence(index), 2 if index in long else 1) for index in range(len(tables))]
     rows = [
         row(
+            index,
             table,
-            num_tokens=parts[index][1],
+            num_tokens=2 if index in long else 1,
             start=starts.get(index, len(table) * SIZE - 2),
             targets=(1,) if index in scored else (),
         )
         for index, table in enumerate(tables)
     ]
-    return find_prefix_groups(rows, parts, SIZE)
+    return PrefixGroups(SIZE).find(plan_of(rows))
 
 
-def sequence(seq_id: int) -> Sequence:
-    return new_group(request(str(seq_id), [1]), seq_id, 9).lead
+def plan_of(rows: Seq[PlannedRow]) -> StepPlan:
+    num_packed = sum(row.num_tokens > 1 or bool(row.prompt_targets) for row in rows)
+    return StepPlan(1, tuple(rows), num_single=len(rows) - num_packed)
 
 
 def row(
-    table: Table, *, start: int, num_tokens: int = 1, targets: tuple[int, ...] = ()
+    seq_id: int, table: Table, *, start: int, num_tokens: int = 1, targets: tuple[int, ...] = ()
 ) -> PlannedRow:
     token_ids = (1,) * num_tokens
-    return PlannedRow(1, token_ids, None, start, num_tokens, table, 1, (), targets)
+    return PlannedRow(seq_id, token_ids, None, start, num_tokens, table, 1, (), targets)
 
 
 def test_rows_share_up_to_the_first_block_that_differs() -> None:
@@ -93,20 +94,29 @@ def test_only_rows_of_one_token_that_score_nothing_are_grouped() -> None:
 
 def test_what_was_remembered_holds_for_the_same_two_tables_only() -> None:
     lead, table = (*HEAD, 5, 90), (*HEAD, 91)
-    parts = [(sequence(1), 1), (sequence(2), 1)]
+    groups = PrefixGroups(SIZE)
 
     def num_shared(lead: Table, table: Table) -> int:
-        rows = [row(each, start=len(each) * SIZE - 1) for each in (lead, table)]
-        (group,) = find_prefix_groups(rows, parts, SIZE)
+        tables = ((1, lead), (2, table))
+        rows = [row(seq_id, each, start=len(each) * SIZE - 1) for seq_id, each in tables]
+        (group,) = groups.find(plan_of(rows))
         return group.num_blocks
 
     assert num_shared(lead, table) == LEAST
-    assert parts[1][0].shared == SharedPrefix(table, lead, LEAST)
-    parts[1][0].shared = SharedPrefix(table, lead, LEAST - 1)
-    assert num_shared(lead, table) == LEAST - 1  # nobody looked again
+    assert groups._known[2] == Agreement(table, lead, LEAST)
+    groups._known[2] = Agreement(table, lead, LEAST - 1)
+    assert num_shared(lead, table) == LEAST - 1  # not looked at again
     grown = (*HEAD, 5, 91)
     assert num_shared(lead, grown) == LEAST + 1
     assert num_shared((*HEAD, 92), grown) == LEAST
+
+
+def test_what_is_remembered_of_finished_sequences_is_forgotten() -> None:
+    groups = PrefixGroups(SIZE)
+    for first in range(0, 10_000, 2):
+        rows = [row(first + i, (*HEAD, 90 + i), start=len(HEAD) * SIZE) for i in (0, 1)]
+        assert groups.find(plan_of(rows)) == (PrefixGroup((0, 1), LEAST),)
+        assert len(groups._known) <= 64
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -126,6 +136,52 @@ def test_groups_are_disjoint_and_share_all_that_they_say(seed: int) -> None:
     left = [table for index, table in enumerate(tables) if index not in grouped]
     pairs = sum(common([a, b]) >= LEAST for i, a in enumerate(left) for b in left[:i])
     assert not pairs or len(groups) >= 4, (pairs, groups)
+
+
+def groups_of(driver: Driver) -> list[tuple[PrefixGroup, ...]]:
+    """Those of all its plans, each held against the tables it speaks of."""
+    finder, size = PrefixGroups(driver.cache.block_size), driver.cache.block_size
+    found = [finder.find(plan) for plan in driver.plans]
+    for plan, groups in zip(driver.plans, found, strict=True):
+        grouped = [index for group in groups for index in group.rows]
+        assert len(set(grouped)) == len(grouped), "a row in two groups"
+        for group in groups:
+            tables = {plan.rows[index].block_ids[: group.num_blocks] for index in group.rows}
+            assert len(tables) == 1 and len(group.rows) >= 2 and group.num_blocks >= 1
+            assert max(group.rows) < plan.num_single
+            assert all(plan.rows[i].start >= group.num_blocks * size for i in group.rows)
+    return found
+
+
+def test_samples_share_the_blocks_of_their_prompt() -> None:
+    driver = engine(depth=0, num_blocks=200, block_size=16)
+    driver.add(request("a", prompt(100), n=4, temperature=1.0, max_tokens=3))
+    driver.add(request("b", prompt(100, 5), max_tokens=3))
+    driver.run()
+    assert groups_of(driver)[1] == (PrefixGroup((0, 1, 2, 3), 6),)
+
+
+@pytest.mark.parametrize("num_blocks", [60, 200])
+def test_groups_of_crowded_plans_say_what_their_tables_say(num_blocks: int) -> None:
+    """Samples, beams and cached prompts; in the smaller pool some are preempted and come back."""
+    driver = engine(
+        num_blocks=num_blocks,
+        block_size=8,
+        num_swap_blocks=40,
+        enable_prefix_caching=True,
+        max_num_batched_tokens=64,
+    )
+    for index in range(4):
+        head = prompt(70 + 20 * (index % 2))
+        name, params = str(index), {"n": 1 + index, "temperature": 1.0, "max_tokens": 24}
+        driver.add(request(name, [*head, index], seed=index, **params))
+        driver.add(beam_request(f"beam {name}", [*head, 9, index], 1 + index, max_tokens=16))
+        driver.step()
+    driver.run()
+    assert sum(map(len, groups_of(driver))) > 20
+    counters = driver.scheduler.counters
+    is_crowded = counters.preemptions_recompute + counters.preemptions_swap > 0
+    assert is_crowded == (num_blocks == 60)
 
 
 def common(tables: Seq[Table]) -> int:

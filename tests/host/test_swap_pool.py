@@ -33,16 +33,16 @@ def test_shared_blocks_move_once_each_way_and_are_shared_again() -> None:
         (before[0][1], 1),
         (before[1][1], 2),
     )
-    assert (blocks.num_free, blocks.num_host_free) == (8, 0)
+    assert (blocks.num_free, blocks._host.num_free) == (8, 0)
     assert blocks.is_swapped(1) and not blocks.has_table(1)
-    assert blocks.host_table(2) == (0, 2)
+    assert [each.host_block for each in blocks._host.tables[2].blocks] == [0, 2]
     blocks.check_integrity()
     assert blocks.num_needed_to_swap_in([1, 2]) == 3
     assert blocks.swap_in([1, 2]) == 3
     after = [blocks.table(seq_id) for seq_id in (1, 2)]
     assert after[0][0] == after[1][0] and after[0][1] != after[1][1]
     assert blocks.take_moves().swap_in == ((0, after[0][0]), (1, after[0][1]), (2, after[1][1]))
-    assert (blocks.num_free, blocks.num_host_free, blocks.num_slots_in_use) == (5, 3, 8)
+    assert (blocks.num_free, blocks._host.num_free, blocks.pool.num_slots_in_use) == (5, 3, 8)
     assert blocks.num_stored(1) == 6 and blocks.num_blocks_to_write(1, 1) == 0
     blocks.check_integrity()
 
@@ -76,7 +76,7 @@ def test_what_the_cache_still_has_does_not_move_back() -> None:
     cached = blocks.table(1)[0]
     blocks.swap_out([1, 2], until_step=None)
     assert len(blocks.take_moves().swap_out) == 3, "it may be evicted meanwhile"
-    assert (blocks.num_free, blocks.num_cached) == (8, 1)
+    assert (blocks.num_free, blocks.pool.refs.num_evictable) == (8, 1)
     assert blocks.num_needed_to_swap_in([1, 2]) == 3
     assert blocks.swap_in([1, 2]) == 2
     assert blocks.table(1)[0] == blocks.table(2)[0] == cached
@@ -93,8 +93,8 @@ def test_what_was_evicted_meanwhile_comes_back_and_is_cached_again() -> None:
     blocks.swap_out([1, 2], until_step=None)
     blocks.take_moves()
     blocks.open(9, 32)
-    blocks.release(9, until_step=None)
-    assert (blocks.num_cached, blocks.match([1, 2, 3, 4, 5]).num_tokens) == (0, 0)
+    blocks.free(9, until_step=None)
+    assert (blocks.pool.refs.num_evictable, blocks.match([1, 2, 3, 4, 5]).num_tokens) == (0, 0)
     assert blocks.swap_in([1, 2]) == 3
     blocks.take_moves()
     blocks.prepare_write(1, 1)
@@ -126,12 +126,12 @@ def test_blocks_may_wait_for_a_step_instead() -> None:
 def test_who_ends_on_the_host_gives_its_blocks_back_and_moves_nothing() -> None:
     blocks = gang(3)
     blocks.swap_out([1, 2], until_step=None)
-    blocks.drop_swapped(1)
+    blocks.free_swapped(1)
     blocks.check_integrity()
-    assert blocks.num_host_free == 1
+    assert blocks._host.num_free == 1
     assert [host for _, host in blocks.take_moves().swap_out] == [0, 2]
-    blocks.drop_swapped(2)
-    assert blocks.num_host_free == 3
+    blocks.free_swapped(2)
+    assert blocks._host.num_free == 3
     blocks.check_integrity()
 
 
@@ -140,11 +140,11 @@ def test_what_the_plan_reads_is_not_free_when_another_sharer_ends() -> None:
     blocks.swap_out([1, 2], until_step=None)
     blocks.take_moves()
     blocks.swap_in([1])
-    blocks.drop_swapped(2)
-    assert blocks.num_host_free == 1, "host block 0 is read by the plan being made"
+    blocks.free_swapped(2)
+    assert blocks._host.num_free == 1, "host block 0 is read by the plan being made"
     blocks.check_integrity()
     blocks.take_moves()
-    assert blocks.num_host_free == 3
+    assert blocks._host.num_free == 3
 
 
 @pytest.mark.parametrize("damage", ["lost", "twice"])

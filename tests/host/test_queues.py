@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from jaxpage.host.policy import rank
+from jaxpage.host.queues import WaitingQueue
 from jaxpage.host.sequence import SequenceGroup, new_group
-from jaxpage.host.waiting import WaitingQueue
 from tests.host.fake import request
 
 
@@ -37,7 +37,7 @@ def test_looking_at_the_first_takes_nobody_out() -> None:
     queue, only = WaitingQueue(), group(1)
     queue.push(only)
     assert queue.first() is queue.first() is only
-    assert only.is_queued and len(queue) == 1
+    assert only.is_waiting and len(queue) == 1
 
 
 def test_who_leaves_from_the_middle_is_neither_served_nor_listed() -> None:
@@ -46,7 +46,7 @@ def test_who_leaves_from_the_middle_is_neither_served_nor_listed() -> None:
         queue.push(each)
     for each in (groups[2], groups[0]):
         queue.remove(each)
-        assert not each.is_queued
+        assert not each.is_waiting
     assert len(queue) == 3
     assert sorted(each.arrival for each in queue) == [2, 4, 5]
     assert drained(queue) == [2, 4, 5]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxpage.host.buckets import MAX_PADDING, Ladder, cut_to_rung
+from jaxpage.host.ladder import MAX_PADDING, Ladder, cut_to_rung
 
 LADDERS = (Ladder.doubling(16, 2048), Ladder.doubling(16, 1000), Ladder((64, 192, 512)))
 

@@ -6,7 +6,7 @@ import pytest
 
 from jaxpage.config import CacheConfig
 from jaxpage.host.block_manager import BlockManager
-from jaxpage.host.block_map import MappedBlock
+from jaxpage.outputs import MappedBlock
 
 
 def forked(num_samples: int, num_tokens: int = 6, num_blocks: int = 12) -> BlockManager:
@@ -25,8 +25,8 @@ def test_samples_share_the_prompt_and_copy_its_last_block_but_once() -> None:
     blocks = forked(4)
     prompt = blocks.table(1)
     assert all(blocks.table(seq_id) == prompt for seq_id in (2, 3, 4))
-    assert (blocks.num_free, blocks.blocks_saved_by_sharing) == (10, 6)
-    assert (blocks.num_slots_in_use, blocks.num_slots_allocated) == (6, 8)
+    assert (blocks.num_free, blocks.pool.num_saved) == (10, 6)
+    assert (blocks.pool.num_slots_in_use, blocks.pool.num_slots_allocated) == (6, 8)
     assert [blocks.num_blocks_to_write(seq_id, 1) for seq_id in (1, 2, 3, 4)] == [1, 1, 1, 1]
     for seq_id in (1, 2, 3, 4):
         blocks.prepare_write(seq_id, 1)
@@ -35,10 +35,10 @@ def test_samples_share_the_prompt_and_copy_its_last_block_but_once() -> None:
     copies = tuple((prompt[1], blocks.table(seq_id)[1]) for seq_id in (1, 2, 3))
     assert blocks.take_moves().copies == copies
     assert {blocks.table(seq_id)[0] for seq_id in (1, 2, 3, 4)} == {prompt[0]}
-    assert (blocks.num_free, blocks.blocks_saved_by_sharing, blocks.peak_blocks_saved) == (7, 3, 6)
+    assert (blocks.num_free, blocks.pool.num_saved, blocks.pool.peak_saved) == (7, 3, 6)
     for seq_id in (1, 2, 3, 4):
         blocks.store(seq_id, 7)
-    assert (blocks.num_slots_in_use, blocks.num_slots_allocated) == (16, 20)
+    assert (blocks.pool.num_slots_in_use, blocks.pool.num_slots_allocated) == (16, 20)
     blocks.check_integrity()
 
 
@@ -79,7 +79,7 @@ def test_a_row_with_room_of_its_own_costs_nothing_and_keeps_its_table() -> None:
 def test_the_last_one_left_writes_in_place() -> None:
     blocks = forked(2)
     before = blocks.table(2)
-    blocks.release(1, until_step=3)  # a step still reads it, before anything written now
+    blocks.free(1, until_step=3)  # a step still reads it, before anything written now
     assert blocks.num_blocks_to_write(2, 1) == 0
     blocks.prepare_write(2, 1)
     assert blocks.table(2) is before and not blocks.take_moves()
@@ -88,7 +88,7 @@ def test_the_last_one_left_writes_in_place() -> None:
 
 def test_where_nothing_is_needed_the_write_needs_no_preparation() -> None:
     blocks = forked(2)
-    blocks.release(2, until_step=None)
+    blocks.free(2, until_step=None)
     assert blocks.num_blocks_to_write(1, 2) == 0
     blocks.store(1, 8)
     blocks.check_integrity()
@@ -96,16 +96,16 @@ def test_where_nothing_is_needed_the_write_needs_no_preparation() -> None:
 
 def test_samples_end_on_their_own() -> None:
     blocks = forked(3)
-    blocks.release(2, until_step=5)
-    blocks.release(1, until_step=None)
+    blocks.free(2, until_step=5)
+    blocks.free(1, until_step=None)
     assert (blocks.num_free, blocks.num_held) == (10, 0), "sample 3 shows them all"
-    blocks.release(3, until_step=4)
+    blocks.free(3, until_step=4)
     assert (blocks.num_free, blocks.num_held) == (10, 2)
     blocks.step_read(4)
     assert (blocks.num_free, blocks.num_held) == (10, 2)
     blocks.check_integrity()
     blocks.step_read(5)
-    assert (blocks.num_free, blocks.num_held, blocks.num_cached) == (12, 0, 1)
+    assert (blocks.num_free, blocks.num_held, blocks.pool.refs.num_evictable) == (12, 0, 1)
     blocks.check_integrity()
 
 
@@ -122,14 +122,14 @@ def test_beams_share_what_they_have_in_common() -> None:
         for parent, child in zip(chosen, children, strict=True):
             blocks.fork(parent, child)
         for beam in beams:
-            blocks.release(beam, until_step=None)
+            blocks.free(beam, until_step=None)
         for child in children:
             blocks.prepare_write(child, 1)
         blocks.take_moves()
         for child in children:
             blocks.store(child, 6 + step)
         blocks.check_integrity()
-        beams, peak = children, max(peak, blocks.pool.num_used)
+        beams, peak = children, max(peak, blocks.pool.refs.num_used)
     assert peak < 2 * 18, f"{peak} blocks, where one sequence needs 18"
 
 
@@ -139,7 +139,7 @@ def test_the_map_says_who_owns_what() -> None:
         blocks.open(seq_id, 3, blocks.match(tokens))
         blocks.store(seq_id, 3, tokens)
     blocks.fork(1, 3)
-    blocks.release(2, until_step=1)
+    blocks.free(2, until_step=1)
     blocks.open(4, 1)
     found = blocks.block_map()
     assert found.block_size == 2
@@ -166,6 +166,6 @@ def test_the_check_finds_damage(damage: str) -> None:
     elif damage == "fill":
         blocks._tables[1].num_stored = 5
     else:
-        blocks._ledger.num_entries += 1
+        blocks.pool.num_entries += 1
     with pytest.raises(AssertionError):
         blocks.check_integrity()
