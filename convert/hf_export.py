@@ -10,12 +10,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from convert.assemble import expand
-from convert.hf_config import write_hf_config
-from convert.model import StoredModel
-from convert.rules import HF_RULES, Rule, extract, source_shape
-from convert.safetensors_io import SINGLE_NAME, write_safetensors
 from jaxpage.config import DType, ModelConfig
+from jaxpage.formats.assemble import expand
+from jaxpage.formats.hf_config import write_hf_config
+from jaxpage.formats.model import StoredModel
+from jaxpage.formats.rules import HF_RULES, Rule, extract, source_shape
+from jaxpage.formats.safetensors_io import SINGLE_NAME, write_safetensors
 
 Leaf = tuple[str, NDArray[Any]]
 

@@ -11,17 +11,17 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from convert.aside import written_aside
+from convert.atomic_directory import written_aside
 from convert.disk import require_disk
 from convert.hf_export import export_hf
-from convert.locate import locate
-from convert.manifest import write_manifest
-from convert.model import PARAMS_NAME, open_model
-from convert.orbax_io import save_leaves
-from convert.own_config import write_own_config
-from convert.text_files import write_text_files
 from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
+from jaxpage.formats.locate import locate
+from jaxpage.formats.manifest import write_manifest
+from jaxpage.formats.model import PARAMS_NAME, open_model
+from jaxpage.formats.orbax_io import save_leaves
+from jaxpage.formats.own_config import write_own_config
+from jaxpage.formats.text_files import write_text_files
 
 Leaves = Iterable[tuple[str, NDArray[Any]]]
 Progress = Callable[[Leaves, int], Leaves]

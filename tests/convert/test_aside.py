@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from convert.aside import written_aside
+from convert.atomic_directory import written_aside
 from jaxpage.errors import CheckpointError
 
 ROOT = Path(__file__).parents[2]
@@ -221,7 +221,7 @@ def test_the_later_of_two_at_once_is_refused(exists: bool, by_link: bool, tmp_pa
 KILLED = """
 import os, sys
 from pathlib import Path
-from convert.aside import written_aside
+from convert.atomic_directory import written_aside
 rename, left = Path.rename, int(sys.argv[2])
 def dying(path, to):
     global left

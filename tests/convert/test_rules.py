@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from convert.assemble import expand, leaf_shapes
-from convert.rules import (
+from jaxpage.config import ModelConfig
+from jaxpage.formats.assemble import expand, leaf_shapes
+from jaxpage.formats.rules import (
     GGUF_RULES,
     HF_RULES,
     META_RULES,
@@ -16,7 +17,6 @@ from convert.rules import (
     is_derived,
     source_shape,
 )
-from jaxpage.config import ModelConfig
 
 CONFIG = ModelConfig(
     vocab_size=11,

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from convert import disk
-from convert.model import open_model
-from convert.own_config import read_own_config
 from convert.run import convert
 from jaxpage.chat_template import LLAMA2_TEMPLATE, VICUNA_TEMPLATE, DefaultTemplate
 from jaxpage.config import DType
 from jaxpage.errors import CapacityError, CheckpointError
+from jaxpage.formats.model import open_model
+from jaxpage.formats.own_config import read_own_config
 from jaxpage.tokenizer import load_tokenizer
 from tests.helpers.formats import ModelFiles, variant, write_gguf, write_hf
 from tests.tiny import MODEL_DIR

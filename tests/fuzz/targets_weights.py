@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from convert.model import open_model
 from convert.run import convert
 from jaxpage.checkpoint import load_weights
+from jaxpage.formats.model import open_model
 from tests.fuzz.target import Target
 from tests.helpers.formats import random_model, write_gguf, write_hf, write_hf_bin, write_meta
 from tests.helpers.formats.model_files import ModelFiles

@@ -7,11 +7,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from convert.assemble import plan_leaves, read_leaf
-from convert.rules import HF_RULES
-from convert.tensors import Tensor
-from convert.tree import nest
 from jaxpage.config import ModelConfig
+from jaxpage.formats.assemble import plan_leaves, read_leaf
+from jaxpage.formats.rules import HF_RULES
+from jaxpage.formats.tensors import Tensor
+from jaxpage.formats.tree import nest
 
 # Large enough that every layer matters and logits spread over several units.
 INITIALIZER_RANGE = 0.15

@@ -13,7 +13,8 @@ from typing import Any
 import jax
 from numpy.typing import NDArray
 
-from convert.assemble import (
+from jaxpage.config import DType, ModelConfig
+from jaxpage.formats.assemble import (
     NUMPY_DTYPES,
     check_leaves,
     leaf_shapes,
@@ -21,10 +22,9 @@ from convert.assemble import (
     plan_leaves,
     read_leaf,
 )
-from convert.orbax_io import read_leaves, stored_leaves
-from convert.own_config import read_own_config
-from convert.sources import Kind, detect, open_source
-from jaxpage.config import DType, ModelConfig
+from jaxpage.formats.orbax_io import read_leaves, stored_leaves
+from jaxpage.formats.own_config import read_own_config
+from jaxpage.formats.sources import Kind, detect, open_source
 
 PARAMS_NAME = "params"
 

@@ -10,25 +10,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from convert.assemble import expand
-from convert.fields import MOST_SETTINGS_BYTES
-from convert.gguf_config import read_gguf_config
-from convert.gguf_io import is_gguf, read_gguf
-from convert.hf_config import read_hf_config
-from convert.meta_config import parse_meta_config, read_meta_params
-from convert.own_config import is_own_config
-from convert.rules import GGUF_RULES, HF_RULES, META_RULES, Rule, named_by_embedding
-from convert.safetensors_io import (
+from jaxpage.config import ModelConfig
+from jaxpage.errors import CheckpointError
+from jaxpage.fields import MOST_SETTINGS_BYTES
+from jaxpage.formats.assemble import expand
+from jaxpage.formats.gguf_config import read_gguf_config
+from jaxpage.formats.gguf_io import is_gguf, read_gguf
+from jaxpage.formats.hf_config import read_hf_config
+from jaxpage.formats.meta_config import parse_meta_config, read_meta_params
+from jaxpage.formats.own_config import is_own_config
+from jaxpage.formats.rules import GGUF_RULES, HF_RULES, META_RULES, Rule, named_by_embedding
+from jaxpage.formats.safetensors_io import (
     INDEX_NAME,
     SINGLE_NAME,
     read_index,
     read_safetensors,
     shard_files,
 )
-from convert.tensors import Tensor
-from convert.torch_io import BIN_INDEX_NAME, BIN_NAME, read_bin_files, read_meta_shards
-from jaxpage.config import ModelConfig
-from jaxpage.errors import CheckpointError
+from jaxpage.formats.tensors import Tensor
+from jaxpage.formats.torch_io import BIN_INDEX_NAME, BIN_NAME, read_bin_files, read_meta_shards
 from jaxpage.reading import read_json, reading
 
 Kind = Literal["converted", "huggingface", "gguf", "meta"]

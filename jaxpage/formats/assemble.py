@@ -16,11 +16,11 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.rules import Rule, fill, is_derived, source_shape
-from convert.tensors import Tensor
-from convert.tree import flatten
 from jaxpage.config import DType, ModelConfig
 from jaxpage.errors import CheckpointError
+from jaxpage.formats.rules import Rule, fill, is_derived, source_shape
+from jaxpage.formats.tensors import Tensor
+from jaxpage.formats.tree import flatten
 from jaxpage.models.registry import abstract_params
 from jaxpage.reading import reading
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from convert.fields import MOST_SETTINGS_BYTES, Fields, words
-from convert.hf_config import head_dim
-from convert.tensors import Tensor
 from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
+from jaxpage.fields import MOST_SETTINGS_BYTES, Fields, words
+from jaxpage.formats.hf_config import head_dim
+from jaxpage.formats.tensors import Tensor
 from jaxpage.reading import read_json
 
 _USED = words(

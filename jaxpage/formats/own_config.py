@@ -6,10 +6,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from convert.fields import MOST_SETTINGS_BYTES, Fields, short
-from convert.hf_config import read_dtype
 from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
+from jaxpage.fields import MOST_SETTINGS_BYTES, Fields, short
+from jaxpage.formats.hf_config import read_dtype
 from jaxpage.reading import read_json
 
 MARK = "jaxpage_format"

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.fields import Fields, short, words
-from convert.gguf_io import GgufFile
-from convert.hf_config import head_dim
 from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
+from jaxpage.fields import Fields, short, words
+from jaxpage.formats.gguf_io import GgufFile
+from jaxpage.formats.hf_config import head_dim
 from jaxpage.tokenizers.gguf import special_id
 
 _USED = words(

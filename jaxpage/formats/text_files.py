@@ -10,11 +10,11 @@ import json
 import shutil
 from pathlib import Path
 
-from convert.fields import MOST_SETTINGS_BYTES
-from convert.hf_config import write_generation_config
-from convert.model import StoredModel
 from jaxpage.chat_template import DefaultTemplate
 from jaxpage.errors import CheckpointError
+from jaxpage.fields import MOST_SETTINGS_BYTES
+from jaxpage.formats.hf_config import write_generation_config
+from jaxpage.formats.model import StoredModel
 from jaxpage.reading import read_json
 from jaxpage.tokenizer import (
     load_tokenizer,

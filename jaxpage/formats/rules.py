@@ -23,9 +23,9 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from convert.fields import words
-from convert.tensors import Tensor
 from jaxpage.config import ModelConfig
+from jaxpage.fields import words
+from jaxpage.formats.tensors import Tensor
 
 Slot = Literal["whole", "q", "k", "v", "gate", "up"]
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from convert.fields import MOST_SETTINGS_BYTES, Fields, short, words
 from jaxpage.config import DTYPES, MOST_LAYERS, DType, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
+from jaxpage.fields import MOST_SETTINGS_BYTES, Fields, short, words
 from jaxpage.reading import read_json
 
 ARCHITECTURES = {

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from convert.fields import MOST_SETTINGS_BYTES, short
-from convert.model import StoredModel
 from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
+from jaxpage.fields import MOST_SETTINGS_BYTES, short
+from jaxpage.formats.model import StoredModel
 from jaxpage.reading import read_json
 
 MANIFEST_NAME = "manifest.json"
