@@ -17,13 +17,10 @@ import jax
 from jaxpage.config import DTYPES, DType, ModelConfig
 from jaxpage.errors import CapacityError, ConfigError
 from jaxpage.formats.assemble import LeafPlan, num_bytes, plan_leaves, read_leaf
+from jaxpage.formats.converted import PARAMS_NAME, converted_leaves, noted_warnings, read_own_config
 from jaxpage.formats.locate import DEFAULT_MODEL, locate
-from jaxpage.formats.manifest import noted_warnings
-from jaxpage.formats.model import PARAMS_NAME, converted_leaves
 from jaxpage.formats.orbax_io import read_leaves
-from jaxpage.formats.own_config import read_own_config
-from jaxpage.formats.sources import detect, open_source
-from jaxpage.formats.text_files import find_tokenizer
+from jaxpage.formats.sources import detect, find_tokenizer, open_source
 from jaxpage.formats.tree import nest
 from jaxpage.memory import free_bytes
 from jaxpage.terms import default_device

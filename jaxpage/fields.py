@@ -10,8 +10,6 @@ from typing import Any
 from jaxpage.config import MOST_POSITIONS
 from jaxpage.errors import CheckpointError
 
-MOST_SETTINGS_BYTES = 4 << 20
-"""Of a file of settings: as JSON it may take twenty times its size in memory."""
 _LEAST, _MOST = 1e-30, 1e30
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from jaxpage.config import DTYPES, MOST_LAYERS, DType, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
-from jaxpage.fields import MOST_SETTINGS_BYTES, Fields, short, words
-from jaxpage.reading import read_json
+from jaxpage.fields import Fields, short, words
+from jaxpage.reading import MOST_SETTINGS_BYTES, read_json
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",

@@ -14,10 +14,10 @@ import numpy as np
 
 from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
-from jaxpage.fields import MOST_SETTINGS_BYTES, Fields, words
+from jaxpage.fields import Fields, words
 from jaxpage.formats.hf_config import head_dim
 from jaxpage.formats.tensors import Tensor
-from jaxpage.reading import read_json
+from jaxpage.reading import MOST_SETTINGS_BYTES, read_json
 
 _USED = words(
     "dim n_layers n_heads n_kv_heads head_dim vocab_size multiple_of ffn_dim_multiplier norm_eps "

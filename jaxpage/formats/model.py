@@ -10,23 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import jax
 from numpy.typing import NDArray
 
 from jaxpage.config import DType, ModelConfig
-from jaxpage.formats.assemble import (
-    NUMPY_DTYPES,
-    check_leaves,
-    leaf_shapes,
-    num_bytes,
-    plan_leaves,
-    read_leaf,
-)
-from jaxpage.formats.orbax_io import read_leaves, stored_leaves
-from jaxpage.formats.own_config import read_own_config
+from jaxpage.formats.assemble import num_bytes, plan_leaves, read_leaf
+from jaxpage.formats.converted import PARAMS_NAME, converted_leaves, read_own_config
+from jaxpage.formats.orbax_io import read_leaves
 from jaxpage.formats.sources import Kind, detect, open_source
-
-PARAMS_NAME = "params"
 
 LeafReader = Callable[[DType], Iterator[tuple[str, NDArray[Any]]]]
 
@@ -71,17 +61,6 @@ def open_model(path: Path) -> StoredModel:
         leaves=leaves,
         gguf_metadata=source.gguf_metadata,
     )
-
-
-def converted_leaves(path: Path, config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """What a converted directory holds, in the config's dtype; CheckpointError if it doesn't."""
-    shapes = leaf_shapes(config)
-    found = {name: leaf.shape for name, leaf in stored_leaves(path / PARAMS_NAME).items()}
-    check_leaves(found, shapes, str(path))
-    return {
-        name: jax.ShapeDtypeStruct(shape, NUMPY_DTYPES[config.dtype])
-        for name, shape in shapes.items()
-    }
 
 
 def _open_converted(path: Path) -> StoredModel:

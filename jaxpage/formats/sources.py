@@ -1,4 +1,4 @@
-"""What a path holds, told by its content: config, tensors and the rules that join them.
+"""What a path holds, told by its content: config, tensors and the rules that join them; tokenizer.
 
 The one place that knows all file kinds. It reads headers only; data is read leaf by leaf.
 """
@@ -12,13 +12,12 @@ from typing import Any, Literal
 
 from jaxpage.config import ModelConfig
 from jaxpage.errors import CheckpointError
-from jaxpage.fields import MOST_SETTINGS_BYTES
 from jaxpage.formats.assemble import expand
+from jaxpage.formats.converted import is_own_config
 from jaxpage.formats.gguf_config import read_gguf_config
 from jaxpage.formats.gguf_io import is_gguf, read_gguf
 from jaxpage.formats.hf_config import read_hf_config
 from jaxpage.formats.meta_config import parse_meta_config, read_meta_params
-from jaxpage.formats.own_config import is_own_config
 from jaxpage.formats.rules import GGUF_RULES, HF_RULES, META_RULES, Rule, named_by_embedding
 from jaxpage.formats.safetensors_io import (
     INDEX_NAME,
@@ -29,9 +28,12 @@ from jaxpage.formats.safetensors_io import (
 )
 from jaxpage.formats.tensors import Tensor
 from jaxpage.formats.torch_io import BIN_INDEX_NAME, BIN_NAME, read_bin_files, read_meta_shards
-from jaxpage.reading import read_json, reading
+from jaxpage.reading import MOST_SETTINGS_BYTES, read_json, reading
+from jaxpage.tokenizer import read_gguf_metadata
+from jaxpage.tokenizers.hf_directory import FAST_FILE, MODEL_FILE
 
 Kind = Literal["converted", "huggingface", "gguf", "meta"]
+_TOKENIZERS = (FAST_FILE, MODEL_FILE)
 _WANTED = (
     "a .gguf file, or a directory with config.json and safetensors, params.json and "
     "consolidated.NN.pth, or the output of python -m convert"
@@ -77,6 +79,19 @@ def open_source(path: Path) -> Source:
         return Source(kind, path, config, tensors, META_RULES, files)
     raise CheckpointError(
         f"got {path} that is converted already, wanted {_WANTED}; load it as it is"
+    )
+
+
+def find_tokenizer(path: Path) -> Path | None:
+    """The file or directory that the tokenizer of the model at `path` lies in, if it has one."""
+    if path.is_file():
+        model = read_gguf_metadata(path).get("tokenizer.ggml.model")
+        return None if model in (None, "none", "no_vocab") else path
+    # Meta's first download put tokenizer.model beside the model directories.
+    is_meta = (path / "params.json").exists() and not (path / "config.json").exists()
+    places = (path, path.resolve().parent) if is_meta else (path,)
+    return next(
+        (place for place in places for name in _TOKENIZERS if (place / name).exists()), None
     )
 
 

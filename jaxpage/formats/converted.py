@@ -1,4 +1,11 @@
-"""The `config.json` of a converted directory: a ModelConfig, marked and versioned."""
+"""A directory that `convert` wrote: what its files are called and say.
+
+    config.json      a ModelConfig, marked and versioned
+    manifest.json    where the model came from, and what was noticed on the way
+    params/          the parameter tree, an Orbax checkpoint
+
+Tokenizer files lie beside them under the names that Hugging Face gives them.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +13,20 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
-from jaxpage.fields import MOST_SETTINGS_BYTES, Fields, short
+from jaxpage.fields import Fields, short
+from jaxpage.formats.assemble import NUMPY_DTYPES, check_leaves, leaf_shapes
 from jaxpage.formats.hf_config import read_dtype
-from jaxpage.reading import read_json
+from jaxpage.formats.orbax_io import stored_leaves
+from jaxpage.reading import MOST_SETTINGS_BYTES, read_json
 
 MARK = "jaxpage_format"
 VERSION = 1
+MANIFEST_NAME = "manifest.json"
+PARAMS_NAME = "params"
 
 
 def is_own_config(values: dict[str, Any]) -> bool:
@@ -44,6 +57,34 @@ def read_own_config(directory: Path) -> ModelConfig:
         return _parse(found)
     except ConfigError as error:
         raise CheckpointError(f"{error} ({path})") from None
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest, or nothing where there is none: no arithmetic depends on it."""
+    path = directory / MANIFEST_NAME
+    return read_json(path, most=MOST_SETTINGS_BYTES) if path.exists() else {}
+
+
+def noted_warnings(directory: Path) -> list[str]:
+    """What a conversion noticed, to be told at each load."""
+    noted = read_manifest(directory).get("warnings", [])
+    if not isinstance(noted, list) or not all(isinstance(line, str) for line in noted):
+        raise CheckpointError(
+            f"got warnings={short(noted)} in {directory / MANIFEST_NAME}, wanted a list of texts; "
+            "convert the model again"
+        )
+    return noted
+
+
+def converted_leaves(path: Path, config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """What a converted directory holds, in the config's dtype; CheckpointError if it doesn't."""
+    shapes = leaf_shapes(config)
+    found = {name: leaf.shape for name, leaf in stored_leaves(path / PARAMS_NAME).items()}
+    check_leaves(found, shapes, str(path))
+    return {
+        name: jax.ShapeDtypeStruct(shape, NUMPY_DTYPES[config.dtype])
+        for name, shape in shapes.items()
+    }
 
 
 def _parse(found: Fields) -> ModelConfig:
