@@ -62,7 +62,7 @@ def load_weights(
     device = default_device()  # asked here: threads have settings of JAX of their own
 
     def read(plan: LeafPlan) -> tuple[str, jax.Array]:
-        leaf = read_leaf(plan, config, config.dtype)
+        leaf = read_leaf(plan, config.dtype)
         with jax.default_device(device):
             return plan.path, jax.device_put(leaf)
 

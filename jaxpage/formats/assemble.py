@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from jaxpage.config import DType, ModelConfig
 from jaxpage.errors import CheckpointError
-from jaxpage.formats.rules import Rule, fill, is_derived, source_shape
+from jaxpage.formats.rules import EMBEDDING, HEAD, fill, is_derived, source_of, source_shape
 from jaxpage.formats.tensors import Tensor
 from jaxpage.formats.tree import flatten
+from jaxpage.models.family import Rule
 from jaxpage.models.registry import abstract_params
 from jaxpage.reading import reading
 
@@ -100,12 +101,12 @@ def plan_leaves(
             known.add(name)
             continue
         if path not in shapes:
-            if path == "lm_head/kernel" and name in tensors:
+            if path == HEAD and name in tensors:
                 known.add(name)
                 _check_tied_head(tensors, rules, tensors[name], source)
             continue
         known.add(name)
-        wanted = source_shape(rule, shapes[path], config)
+        wanted = source_shape(rule, shapes[path])
         if name not in tensors:
             raise CheckpointError(_missing(name, wanted, source))
         if tensors[name].shape != wanted:
@@ -119,7 +120,7 @@ def plan_leaves(
     return [LeafPlan(path, shapes[path], tuple(parts[path])) for path in shapes]
 
 
-def read_leaf(plan: LeafPlan, config: ModelConfig, dtype: DType) -> NDArray[Any]:
+def read_leaf(plan: LeafPlan, dtype: DType) -> NDArray[Any]:
     """Read one leaf's tensors into a fresh array; warns about values that are not finite."""
     leaf = _fresh(plan.shape, NUMPY_DTYPES[dtype])
     for rule, tensor in plan.parts:
@@ -127,7 +128,7 @@ def read_leaf(plan: LeafPlan, config: ModelConfig, dtype: DType) -> NDArray[Any]
             reading(f"tensor {tensor.name}", "values of its shape and type"),
             np.errstate(over="ignore", invalid="ignore"),
         ):
-            fill(rule, leaf, tensor.read(), config)
+            fill(rule, leaf, tensor.read())
     names = ", ".join(tensor.name for _, tensor in plan.parts)
     _warn_if_not_finite(leaf, names)
     return leaf
@@ -170,8 +171,7 @@ def _check_tied_head(
     tensors: Mapping[str, Tensor], rules: tuple[Rule, ...], head: Tensor, source: str
 ) -> None:
     """Warn when a tied model also stores a head that is not its embedding."""
-    name = next(rule.source for rule in rules if rule.target == "embed/embedding")
-    embedding = tensors.get(name)
+    embedding = tensors.get(source_of(rules, EMBEDDING))
     if embedding is None or embedding.shape != head.shape:
         same = False
     else:

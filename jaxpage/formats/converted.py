@@ -9,9 +9,9 @@ Tokenizer files lie beside them under the names that Hugging Face gives them.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import jax
 
@@ -19,8 +19,8 @@ from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
 from jaxpage.fields import Fields, short
 from jaxpage.formats.assemble import NUMPY_DTYPES, check_leaves, leaf_shapes
-from jaxpage.formats.hf_config import read_dtype
 from jaxpage.formats.orbax_io import stored_leaves
+from jaxpage.models.registry import family_named
 from jaxpage.reading import MOST_SETTINGS_BYTES, read_json
 
 MARK = "jaxpage_format"
@@ -52,9 +52,13 @@ def read_own_config(directory: Path) -> ModelConfig:
     if not isinstance(model, dict):
         raise CheckpointError(f"got {path} without a model, wanted one; convert the model again")
     found = Fields(model, str(path))
-    found.refuse_unknown({field.name for field in fields(ModelConfig)})
+    settings = _settings(found)
+    family = family_named(str(model.get("architecture"))[:80])
+    kinds = get_type_hints(family.config)
+    found.refuse_unknown(kinds)
+    settings |= {key: found.typed(key, kinds[key]) for key in kinds if key not in settings}
     try:
-        return _parse(found)
+        return family.config(**settings)
     except ConfigError as error:
         raise CheckpointError(f"{error} ({path})") from None
 
@@ -87,28 +91,28 @@ def converted_leaves(path: Path, config: ModelConfig) -> dict[str, jax.ShapeDtyp
     }
 
 
-def _parse(found: Fields) -> ModelConfig:
-    return ModelConfig(
-        vocab_size=found.integer("vocab_size"),
-        hidden_size=found.integer("hidden_size"),
-        intermediate_size=found.integer("intermediate_size"),
-        num_layers=found.integer("num_layers", most=MOST_LAYERS),
-        num_heads=found.integer("num_heads"),
-        num_kv_heads=found.integer("num_kv_heads"),
-        head_dim=found.integer("head_dim"),
-        max_position_embeddings=found.positions("max_position_embeddings"),
-        rms_norm_eps=found.number("rms_norm_eps"),
-        rope_theta=found.number("rope_theta"),
-        rope_scaling=_rope_scaling(found),
-        tie_word_embeddings=found.flag("tie_word_embeddings", False),
-        attention_bias=found.flag("attention_bias", False),
-        mlp_bias=found.flag("mlp_bias", False),
-        sliding_window=found.integer("sliding_window") if found.has("sliding_window") else None,
-        bos_token_id=found.token_id("bos_token_id"),
-        eos_token_ids=found.token_ids("eos_token_ids"),
-        dtype=read_dtype(found, "dtype"),
-        architecture=str(found.values.get("architecture"))[:80],
-    )
+def _settings(found: Fields) -> dict[str, Any]:
+    """The fields of ModelConfig, all but the name of the family."""
+    return {
+        "vocab_size": found.integer("vocab_size"),
+        "hidden_size": found.integer("hidden_size"),
+        "intermediate_size": found.integer("intermediate_size"),
+        "num_layers": found.integer("num_layers", most=MOST_LAYERS),
+        "num_heads": found.integer("num_heads"),
+        "num_kv_heads": found.integer("num_kv_heads"),
+        "head_dim": found.integer("head_dim"),
+        "max_position_embeddings": found.positions("max_position_embeddings"),
+        "rms_norm_eps": found.number("rms_norm_eps"),
+        "rope_theta": found.number("rope_theta"),
+        "rope_scaling": _rope_scaling(found),
+        "tie_word_embeddings": found.flag("tie_word_embeddings", False),
+        "attention_bias": found.flag("attention_bias", False),
+        "mlp_bias": found.flag("mlp_bias", False),
+        "sliding_window": found.integer("sliding_window") if found.has("sliding_window") else None,
+        "bos_token_id": found.token_id("bos_token_id"),
+        "eos_token_ids": found.token_ids("eos_token_ids"),
+        "dtype": found.dtype("dtype"),
+    }
 
 
 def _rope_scaling(found: Fields) -> RopeScaling | None:

@@ -50,7 +50,7 @@ def open_model(path: Path) -> StoredModel:
 
     def leaves(dtype: DType) -> Iterator[tuple[str, NDArray[Any]]]:
         for plan in plans:
-            yield plan.path, read_leaf(plan, source.config, dtype)
+            yield plan.path, read_leaf(plan, dtype)
 
     return StoredModel(
         kind=source.kind,

@@ -70,7 +70,7 @@ ROOMS = {
     "jaxpage.device.attention_native": Room("jaxpage.device jaxpage.native", "jax jaxtyping"),
     "jaxpage.device.attention_pallas": Room("jaxpage.device pallas_kernels", "jax jaxtyping"),
     "jaxpage.models": Room(
-        "jaxpage.models jaxpage.native jaxpage.config jaxpage.terms jaxpage.errors",
+        "jaxpage.models jaxpage.native jaxpage.fields jaxpage.config jaxpage.terms jaxpage.errors",
         "jax numpy flax jaxtyping",
     ),
     "jaxpage.engine": Room(
@@ -85,7 +85,9 @@ ROOMS = {
     "jaxpage.cli": Room(f"jaxpage.cli jaxpage.later {HOST} {TEXT}", "tqdm"),
     "jaxpage.cli.block_picture": Room("jaxpage.host.block_map jaxpage.errors", "cairosvg"),
     "pallas_kernels": Room("pallas_kernels", "jax"),
-    "convert": Room(f"convert jaxpage.formats jaxpage.config {TEXT}", "numpy"),
+    "convert": Room(
+        f"convert jaxpage.formats jaxpage.models.family jaxpage.config {TEXT}", "numpy"
+    ),
     "convert.__main__": Room("convert jaxpage.config jaxpage.errors jaxpage.interrupts", "tqdm"),
 }
 
