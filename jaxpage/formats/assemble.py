@@ -58,7 +58,7 @@ def check_leaves(
     """CheckpointError for the first leaf that is missing, mis-shaped or surplus."""
     for path, shape in wanted.items():
         if path not in found:
-            raise CheckpointError(_missing(path, shape, source))
+            raise _missing(path, path, shape, source)
         if found[path] != shape:
             raise _mis_shaped(path, found[path], shape, source)
     surplus = sorted(set(found) - set(wanted))
@@ -108,7 +108,7 @@ def plan_leaves(
         known.add(name)
         wanted = source_shape(rule, shapes[path])
         if name not in tensors:
-            raise CheckpointError(_missing(name, wanted, source))
+            raise _missing(name, path, wanted, source)
         if tensors[name].shape != wanted:
             raise _mis_shaped(name, tensors[name].shape, wanted, source)
         parts[path].append((rule, tensors[name]))
@@ -143,11 +143,13 @@ def expand(rules: tuple[Rule, ...], config: ModelConfig) -> Iterator[tuple[Rule,
             yield rule, rule.source.format(i=i), target
 
 
-def _missing(name: str, wanted: tuple[int, ...], source: str) -> str:
+def _missing(name: str, path: str, wanted: tuple[int, ...], source: str) -> CheckpointError:
     advice = "the file is incomplete or of another model"
-    if name in ("lm_head.weight", "output.weight", "lm_head/kernel"):
+    if path == HEAD:
         advice = "the config says that the head is not tied to the embedding"
-    return f"got no tensor {name} in {source}, wanted one of shape {list(wanted)}; {advice}"
+    return CheckpointError(
+        f"got no tensor {name} in {source}, wanted one of shape {list(wanted)}; {advice}"
+    )
 
 
 def _mis_shaped(
