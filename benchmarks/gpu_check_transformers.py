@@ -16,14 +16,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from benchmarks.gpu_check_parts import BLOCK_SIZE, Sizes
-from convert.assemble import expand
-from convert.hf_config import write_hf_config
-from convert.rules import HF_RULES, extract
-from convert.tree import flatten
 from jaxpage.config import ModelConfig
 from jaxpage.device.inputs import prefill_input
 from jaxpage.device.kv_cache import init_cache
 from jaxpage.device.step import forward
+from jaxpage.formats.assemble import expand
+from jaxpage.formats.hf_config import write_hf_config
+from jaxpage.formats.rules import extract
+from jaxpage.formats.tree import flatten
+from jaxpage.models.families.llama import HF_RULES
 from jaxpage.models.registry import build_model
 
 PROBE = (1, 5, 9, 2, 7)
@@ -61,7 +62,7 @@ def _build(torch: Any, config: ModelConfig, params: dict[str, Any]) -> Any:
         model = transformers.LlamaForCausalLM(written)
     leaves = {path: torch.from_dlpack(leaf) for path, leaf in flatten(params).items()}
     state = {
-        name: extract(rule, leaves[path], config)
+        name: extract(rule, leaves[path])
         for rule, name, path in expand(HF_RULES, config)
         if path in leaves
     }

@@ -1,9 +1,4 @@
-"""The converter: any LLaMA-family checkpoint to our parameter tree, and back.
+"""The converter: any checkpoint that `jaxpage.formats` reads to our own form, or Hugging Face's.
 
-From a file to a model:
-
-    locate -> sources (gguf_io, safetensors_io, torch_io + hf_config, gguf_config, meta_config)
-           -> assemble (rules) -> leaves -> orbax_io or hf_export -> aside
-
-`jaxpage.checkpoint` takes the leaves to the device instead.
+jaxpage.formats -> leaves -> orbax_io or hf_export -> atomic_directory
 """

@@ -1,4 +1,4 @@
-"""Write any model as a Hugging Face directory: the rule tables read backwards."""
+"""Write any model as a Hugging Face directory: its family's rules read backwards."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from convert.assemble import expand
-from convert.hf_config import write_hf_config
-from convert.model import StoredModel
-from convert.rules import HF_RULES, Rule, extract, source_shape
-from convert.safetensors_io import SINGLE_NAME, write_safetensors
 from jaxpage.config import DType, ModelConfig
+from jaxpage.formats.assemble import expand
+from jaxpage.formats.hf_config import hf_layout, write_hf_config
+from jaxpage.formats.model import StoredModel
+from jaxpage.formats.rules import extract, source_shape
+from jaxpage.formats.safetensors_io import SINGLE_NAME, write_safetensors
+from jaxpage.models.family import Rule
 
 Leaf = tuple[str, NDArray[Any]]
 
@@ -25,7 +26,7 @@ def export_hf(model: StoredModel, leaves: Iterable[Leaf], directory: Path, dtype
     config = replace(model.config, dtype=dtype)
     rules = _rules_by_leaf(config)
     shapes = {
-        name: source_shape(rule, model.shapes[path], config)
+        name: source_shape(rule, model.shapes[path])
         for path in model.shapes
         for rule, name in rules[path]
     }
@@ -33,7 +34,7 @@ def export_hf(model: StoredModel, leaves: Iterable[Leaf], directory: Path, dtype
     def tensors() -> Iterator[NDArray[Any]]:
         for path, leaf in leaves:
             for rule, _ in rules[path]:
-                yield extract(rule, leaf, config)
+                yield extract(rule, leaf)
 
     write_safetensors(directory / SINGLE_NAME, shapes, tensors(), dtype)
     text = json.dumps(write_hf_config(config), indent=2)
@@ -43,7 +44,7 @@ def export_hf(model: StoredModel, leaves: Iterable[Leaf], directory: Path, dtype
 def _rules_by_leaf(config: ModelConfig) -> dict[str, list[tuple[Rule, str]]]:
     """Leaf path -> the stored tensors that it is made of, in the order of the table."""
     found: dict[str, list[tuple[Rule, str]]] = {}
-    for rule, name, path in expand(HF_RULES, config):
+    for rule, name, path in expand(hf_layout(config).rules, config):
         if path is not None:
             found.setdefault(path, []).append((rule, name))
     return found

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from convert.aside import written_aside
-from convert.disk import require_disk
+from convert.atomic_directory import atomic_directory
 from convert.hf_export import export_hf
-from convert.locate import locate
-from convert.manifest import write_manifest
-from convert.model import PARAMS_NAME, open_model
-from convert.orbax_io import save_leaves
-from convert.own_config import write_own_config
 from convert.text_files import write_text_files
 from jaxpage.config import DType
-from jaxpage.errors import CheckpointError
+from jaxpage.errors import CapacityError, CheckpointError
+from jaxpage.formats.converted import (
+    MANIFEST_NAME,
+    PARAMS_NAME,
+    read_manifest,
+    write_own_config,
+)
+from jaxpage.formats.locate import locate
+from jaxpage.formats.model import StoredModel, open_model
+from jaxpage.formats.orbax_io import save_leaves
 
 Leaves = Iterable[tuple[str, NDArray[Any]]]
 Progress = Callable[[Leaves, int], Leaves]
@@ -46,7 +51,7 @@ def convert(
     with (
         warnings.catch_warnings(record=True) as caught,
         # First of all: a download or an hour's work is lost where the end can't be written.
-        written_aside(destination, overwrite=overwrite, tell=told.append) as directory,
+        atomic_directory(destination, overwrite=overwrite, tell=told.append) as directory,
     ):
         warnings.simplefilter("always")
         path = locate(source)
@@ -68,8 +73,44 @@ def convert(
         config = write_own_config(replace(model.config, dtype=stored))
         (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         messages = _messages(caught)
-        write_manifest(directory, model, source=str(source), dtype=stored, warnings=messages)
+        _write_manifest(directory, model, source=str(source), dtype=stored, warnings=messages)
         return told + messages + about_text
+
+
+def require_disk(need_bytes: int, directory: Path, what: str) -> None:
+    """CapacityError when `need_bytes` is more than what is free where `directory` lies."""
+    have_bytes = shutil.disk_usage(directory).free
+    if need_bytes > have_bytes:
+        need, have = (f"{size / 2**30:.2f} GiB" for size in (need_bytes, have_bytes))
+        raise CapacityError(
+            f"got {what}, which needs {need}, and {have} free in {directory}, wanted it to fit; "
+            "write elsewhere or use a smaller dtype"
+        )
+
+
+def _write_manifest(
+    directory: Path, model: StoredModel, *, source: str, dtype: DType, warnings: Sequence[str]
+) -> None:
+    """Write source, sha256 of its weight files, dtype, shapes and warnings."""
+    values: dict[str, Any] = {
+        "source": source,
+        "source_kind": model.kind,
+        "files": [
+            {"name": path.name, "bytes": path.stat().st_size, "sha256": _sha256(path)}
+            for path in model.files
+        ],
+        "dtype": dtype,
+        "shapes": {path: list(shape) for path, shape in model.shapes.items()},
+        "warnings": list(warnings),
+    }
+    if model.kind == "converted":
+        values["converted_from"] = read_manifest(model.path)
+    (directory / MANIFEST_NAME).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _messages(caught: list[warnings.WarningMessage]) -> list[str]:

@@ -10,18 +10,13 @@ import json
 import shutil
 from pathlib import Path
 
-from convert.fields import MOST_SETTINGS_BYTES
-from convert.hf_config import write_generation_config
-from convert.model import StoredModel
 from jaxpage.chat_template import DefaultTemplate
 from jaxpage.errors import CheckpointError
-from jaxpage.reading import read_json
-from jaxpage.tokenizer import (
-    load_tokenizer,
-    read_gguf_metadata,
-    save_tokenizer,
-    tokenizer_from_gguf,
-)
+from jaxpage.formats.hf_config import write_generation_config
+from jaxpage.formats.model import StoredModel
+from jaxpage.formats.sources import find_tokenizer
+from jaxpage.reading import MOST_SETTINGS_BYTES, read_json
+from jaxpage.tokenizer import load_tokenizer, save_tokenizer, tokenizer_from_gguf
 from jaxpage.tokenizers.hf_directory import FAST_FILE, MODEL_FILE
 from jaxpage.tokenizers.hf_settings import (
     ADDED_FILE,
@@ -31,9 +26,9 @@ from jaxpage.tokenizers.hf_settings import (
     TEMPLATE_FILE,
 )
 
-_TOKENIZERS = (FAST_FILE, MODEL_FILE)
 _NAMES = (
-    *_TOKENIZERS,
+    FAST_FILE,
+    MODEL_FILE,
     CONFIG_FILE,
     MAP_FILE,
     ADDED_FILE,
@@ -43,19 +38,6 @@ _NAMES = (
     "chat_template.json",
     GENERATION_FILE,
 )
-
-
-def find_tokenizer(path: Path) -> Path | None:
-    """The file or directory that the tokenizer of the model at `path` lies in, if it has one."""
-    if path.is_file():
-        model = read_gguf_metadata(path).get("tokenizer.ggml.model")
-        return None if model in (None, "none", "no_vocab") else path
-    # Meta's first download put tokenizer.model beside the model directories.
-    is_meta = (path / "params.json").exists() and not (path / "config.json").exists()
-    places = (path, path.resolve().parent) if is_meta else (path,)
-    return next(
-        (place for place in places for name in _TOKENIZERS if (place / name).exists()), None
-    )
 
 
 def write_text_files(model: StoredModel, destination: Path) -> list[str]:

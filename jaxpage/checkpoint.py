@@ -1,6 +1,6 @@
 """From what a user calls a model to the model: name or path -> (ModelConfig, params, tokenizer).
 
-Everything about files is convert's; this module puts the arrays on the device.
+Everything about files is formats'; this module puts the arrays on the device.
 """
 
 from __future__ import annotations
@@ -14,17 +14,14 @@ from typing import Any, Literal
 
 import jax
 
-from convert.assemble import LeafPlan, num_bytes, plan_leaves, read_leaf
-from convert.locate import DEFAULT_MODEL, locate
-from convert.manifest import noted_warnings
-from convert.model import PARAMS_NAME, converted_leaves
-from convert.orbax_io import read_leaves
-from convert.own_config import read_own_config
-from convert.sources import detect, open_source
-from convert.text_files import find_tokenizer
-from convert.tree import nest
 from jaxpage.config import DTYPES, DType, ModelConfig
 from jaxpage.errors import CapacityError, ConfigError
+from jaxpage.formats.assemble import LeafPlan, num_bytes, plan_leaves, read_leaf
+from jaxpage.formats.converted import PARAMS_NAME, converted_leaves, noted_warnings, read_own_config
+from jaxpage.formats.locate import DEFAULT_MODEL, locate
+from jaxpage.formats.orbax_io import read_leaves
+from jaxpage.formats.sources import detect, find_tokenizer, open_source
+from jaxpage.formats.tree import nest
 from jaxpage.memory import free_bytes
 from jaxpage.terms import default_device
 from jaxpage.tokenizer import Tokenizer, load_tokenizer
@@ -65,7 +62,7 @@ def load_weights(
     device = default_device()  # asked here: threads have settings of JAX of their own
 
     def read(plan: LeafPlan) -> tuple[str, jax.Array]:
-        leaf = read_leaf(plan, config, config.dtype)
+        leaf = read_leaf(plan, config.dtype)
         with jax.default_device(device):
             return plan.path, jax.device_put(leaf)
 

@@ -51,7 +51,10 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A LLaMA-family decoder: RMS norm, rotary positions, grouped queries, SwiGLU."""
+    """A decoder with RMS norm, rotary positions, grouped queries and SwiGLU, as LLaMA is.
+
+    A model family whose settings are more extends it (`jaxpage.models.family`).
+    """
 
     vocab_size: int
     """Rows of the embedding; a padded vocabulary has more rows than the tokenizer has ids."""
@@ -76,6 +79,7 @@ class ModelConfig:
     dtype: DType = "float32"
     """dtype of the stored weights; activations follow it, norms and softmax are float32."""
     architecture: str = "llama"
+    """The name of its family, a key of `jaxpage.models.registry.FAMILIES`."""
 
     def __post_init__(self) -> None:
         limits = {"num_layers": MOST_LAYERS, "max_position_embeddings": MOST_POSITIONS}

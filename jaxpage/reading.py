@@ -20,6 +20,8 @@ from jaxpage.errors import CheckpointError, JaxpageError, RequestError
 MOST_JSON_BYTES = 16 << 20
 """Of JSON, which may take twenty times its size in memory; the largest known, an index, has 10 MB.
 """
+MOST_SETTINGS_BYTES = 4 << 20
+"""Of a model's settings, which have a few kilobytes."""
 MOST_TOKENIZER_BYTES = 512 << 20
 """Most of a tokenizer's file; the largest known has 35 MB."""
 _PASSING = (JaxpageError, KeyboardInterrupt, SystemExit, GeneratorExit, Warning)

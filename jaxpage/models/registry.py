@@ -1,13 +1,12 @@
-"""From a config to a model: which module an architecture is, what its parameters are.
+"""From a config to a model: which family it is of, its module, what its parameters are.
 
-One table row an architecture. What a checkpoint calls things is `convert`'s business.
+One table row a family; `register` adds one from outside.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,29 +17,66 @@ from jax.tree_util import register_dataclass
 
 from jaxpage.backends import PLAIN
 from jaxpage.config import AttentionSpec, ModelConfig
-from jaxpage.device.ops import Ops
+from jaxpage.device.ops import Model, Ops
 from jaxpage.device.types import StepInput, StepShape
 from jaxpage.errors import ConfigError
+from jaxpage.models.families.llama import LLAMA
+from jaxpage.models.families.mistral import MISTRAL
+from jaxpage.models.family import Family, Format
 from jaxpage.models.layers import INITIALIZERS
-from jaxpage.models.llama import Llama
 from jaxpage.terms import own_constants
 
-ARCHITECTURES: Mapping[str, Callable[[ModelConfig], Llama]] = {
-    "llama": Llama,
-    "mistral": Llama,  # the same layers; the sliding window is in the config
-}
-"""Add a row to add a model: a module with Llama's `__call__` and `logits`."""
+FAMILIES: dict[str, Family] = {family.name: family for family in (LLAMA, MISTRAL)}
+"""By `ModelConfig.architecture`. A model that is shipped is a row here, any other is registered."""
 
 
-def build_model(config: ModelConfig) -> Llama:
-    """The Linen module of config's architecture; it holds no arrays and knows no backend."""
-    if config.architecture not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
+def register(family: Family) -> Family:
+    """Make a family known to `build_model` and every reader of files, as the shipped ones are.
+
+    One of the same name is replaced. ConfigError where another family's files have its names.
+    """
+    for format, layout in family.layouts.items():
+        for name in layout.names:
+            other = stored_as(format, name)
+            if other is not None and other.name != family.name:
+                raise ConfigError(
+                    f"got the family {family.name}, which {format} files call {name!r}, as they do "
+                    f"{other.name}, wanted a name of its own; choose another"
+                )
+    FAMILIES[family.name] = family
+    return family
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The family of a config; ConfigError where there is none of its `architecture`."""
+    return family_named(config.architecture)
+
+
+def family_named(name: str) -> Family:
+    """The family of this `ModelConfig.architecture`; ConfigError where there is none."""
+    if name not in FAMILIES:
         raise ConfigError(
-            f"got architecture {config.architecture!r}, wanted one of: {known}; "
-            "convert the model or add a row to jaxpage.models.registry.ARCHITECTURES"
+            f"got architecture {name!r}, wanted one of: {', '.join(sorted(FAMILIES))}; "
+            "convert the model or register its family: jaxpage.models.registry.register"
         )
-    return ARCHITECTURES[config.architecture](config)
+    return FAMILIES[name]
+
+
+def stored_as(format: Format, name: object) -> Family | None:
+    """The family that a format's files call so, if there is one."""
+    stored = (family for family in FAMILIES.values() if format in family.layouts)
+    return next((family for family in stored if name in family.layouts[format].names), None)
+
+
+def names_in(format: Format) -> list[str]:
+    """What a format's files call the families that can be read from them, in order."""
+    layouts = (family.layouts.get(format) for family in FAMILIES.values())
+    return sorted(name for layout in layouts if layout is not None for name in layout.names)
+
+
+def build_model(config: ModelConfig) -> Any:
+    """The Linen module of config's family; it holds no arrays and knows no backend."""
+    return family_of(config).module(config)
 
 
 def abstract_params(config: ModelConfig) -> dict[str, Any]:
@@ -68,7 +104,7 @@ def abstract_params(config: ModelConfig) -> dict[str, Any]:
 
 
 @own_constants()
-def init_params(config: ModelConfig | Llama, key: Array | int = 0) -> dict[str, Any]:
+def init_params(config: ModelConfig | Model, key: Array | int = 0) -> dict[str, Any]:
     """Random parameters as training starts from: matrices normal, biases 0, norm scales 1.
 
     The numbers of a leaf depend on `key` (a jax key or a seed) and the leaf's path alone.

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convert.hf_config import read_hf_config
 from convert.run import convert
+from jaxpage.formats.hf_config import read_hf_config
 from tests.helpers.formats import variant, write_hf
 
 pytestmark = pytest.mark.torch

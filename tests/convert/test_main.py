@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from convert.__main__ import main
-from convert.model import open_model
+from jaxpage.formats.model import open_model
 from tests.helpers.formats import variant, write_gguf, write_hf
 
 

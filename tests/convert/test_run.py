@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convert import disk
-from convert.model import open_model
-from convert.own_config import read_own_config
-from convert.run import convert
+from convert import run
+from convert.run import convert, require_disk
 from jaxpage.chat_template import LLAMA2_TEMPLATE, VICUNA_TEMPLATE, DefaultTemplate
 from jaxpage.config import DType
 from jaxpage.errors import CapacityError, CheckpointError
+from jaxpage.formats.converted import read_own_config
+from jaxpage.formats.model import open_model
 from jaxpage.tokenizer import load_tokenizer
 from tests.helpers.formats import ModelFiles, variant, write_gguf, write_hf
 from tests.tiny import MODEL_DIR
@@ -165,11 +165,17 @@ def test_a_tokenizer_that_does_not_load_is_told_at_once(source: Path, tmp_path: 
     assert said.startswith("the tokenizer that was copied can't be used: got ")
 
 
+def test_a_model_larger_than_the_disk_is_refused(tmp_path: Path) -> None:
+    require_disk(1, tmp_path, "x")
+    with pytest.raises(CapacityError, match=r"needs 1073741824\.00 GiB, and .* GiB free in"):
+        require_disk(2**60, tmp_path, "x")
+
+
 def test_a_full_disk_is_refused_before_writing(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    usage = disk.shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: usage)
+    usage = run.shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(run.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(CapacityError, match="GiB free in"):
         convert(source, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["source"]

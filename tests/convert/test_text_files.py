@@ -10,9 +10,9 @@ import tokenizers
 from tokenizers import models
 
 from convert.run import convert
-from convert.text_files import find_tokenizer
 from jaxpage.checkpoint import load
 from jaxpage.errors import CheckpointError
+from jaxpage.formats.sources import find_tokenizer
 from jaxpage.tokenizer import load_tokenizer
 from tests.helpers.formats import ModelFiles, variant, write_gguf, write_hf, write_meta
 from tests.helpers.formats.gguf_file import write_gguf as write_gguf_file

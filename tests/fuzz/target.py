@@ -12,7 +12,7 @@ class Target:
     """A reader and the files that it reads; every mutation of them must be read or refused."""
 
     name: str
-    """"convert.gguf", "tokenizers.fast": the room and the kind."""
+    """"formats.gguf", "tokenizers.fast": the room and the kind."""
     write: Callable[[Path], Path]
     """Writes small whole files into an empty directory; returns what `read` is given."""
     read: Callable[[Path], object]

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from convert.model import open_model
 from convert.run import convert
 from jaxpage.checkpoint import load_weights
+from jaxpage.formats.model import open_model
 from tests.fuzz.target import Target
 from tests.helpers.formats import random_model, write_gguf, write_hf, write_hf_bin, write_meta
 from tests.helpers.formats.model_files import ModelFiles
@@ -91,32 +91,32 @@ BIN_SHARDS = tuple(f"pytorch_model-{i:05}-of-00002.bin" for i in (1, 2))
 
 TARGETS = (
     Target(
-        "convert.safetensors", _to(write_hf, dtype="bfloat16"), read_leaves, ("model.safetensors",)
+        "formats.safetensors", _to(write_hf, dtype="bfloat16"), read_leaves, ("model.safetensors",)
     ),
     Target(
-        "convert.safetensors_shards",
+        "formats.safetensors_shards",
         _to(write_hf, shards=2),
         read_leaves,
         (*SHARDS, "model.safetensors.index.json"),
     ),
-    Target("convert.bin", _to(write_hf_bin), read_leaves, ("pytorch_model.bin",)),
+    Target("formats.bin", _to(write_hf_bin), read_leaves, ("pytorch_model.bin",)),
     Target(
-        "convert.bin_shards",
+        "formats.bin_shards",
         _to(write_hf_bin, shards=2),
         read_leaves,
         (*BIN_SHARDS, "pytorch_model.bin.index.json"),
     ),
-    Target("convert.bin_old", _write_old_bin, read_leaves, ("pytorch_model.bin",)),
-    Target("convert.meta", _to(write_meta), read_leaves, ("consolidated.00.pth",)),
+    Target("formats.bin_old", _write_old_bin, read_leaves, ("pytorch_model.bin",)),
+    Target("formats.meta", _to(write_meta), read_leaves, ("consolidated.00.pth",)),
     Target(
-        "convert.meta_shards",
+        "formats.meta_shards",
         _to(write_meta, shards=2, embeddings="rows"),
         read_leaves,
         ("consolidated.00.pth", "consolidated.01.pth", "params.json"),
     ),
-    Target("convert.gguf", _to(write_gguf, "model.gguf"), read_leaves, ("model.gguf",)),
+    Target("formats.gguf", _to(write_gguf, "model.gguf"), read_leaves, ("model.gguf",)),
     Target(
-        "convert.gguf_quantised",
+        "formats.gguf_quantised",
         _to(
             write_gguf,
             "model.gguf",
@@ -127,12 +127,12 @@ TARGETS = (
         ("model.gguf",),
     ),
     Target(
-        "convert.hf_config",
+        "formats.hf_config",
         _to(write_hf, model=small(rope_scaling=LLAMA3)),
         read_leaves,
         ("config.json", "generation_config.json"),
     ),
-    Target("convert.meta_config", _to(write_meta), read_leaves, ("params.json",)),
-    Target("convert.own_config", _write_converted, load_weights, ("out/config.json",)),
-    Target("convert.converted", _write_converted, load_weights, _files_of_converted()),
+    Target("formats.meta_config", _to(write_meta), read_leaves, ("params.json",)),
+    Target("formats.own_config", _write_converted, load_weights, ("out/config.json",)),
+    Target("formats.converted", _write_converted, load_weights, _files_of_converted()),
 )

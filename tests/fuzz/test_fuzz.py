@@ -14,7 +14,7 @@ from tests.fuzz.mutate import mutate
 from tests.fuzz.target import Target
 
 SEEDS = range(20)
-SLOW = ("convert.converted", "convert.own_config")
+SLOW = ("formats.converted", "convert.own_config")
 """A read of Orbax takes a tenth of a second."""
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from convert.assemble import plan_leaves, read_leaf
-from convert.rules import HF_RULES
-from convert.tensors import Tensor
-from convert.tree import nest
 from jaxpage.config import ModelConfig
+from jaxpage.formats.assemble import plan_leaves, read_leaf
+from jaxpage.formats.tensors import Tensor
+from jaxpage.formats.tree import nest
+from jaxpage.models.families.llama import HF_RULES
 
 # Large enough that every layer matters and logits spread over several units.
 INITIALIZER_RANGE = 0.15
@@ -100,4 +100,4 @@ def _our_params(config: ModelConfig, state: dict[str, Any]) -> dict[str, Any]:
         for name, array in arrays.items()
     }
     plans = plan_leaves(config, stored, HF_RULES, "a random model")
-    return nest({plan.path: jnp.asarray(read_leaf(plan, config, "float32")) for plan in plans})
+    return nest({plan.path: jnp.asarray(read_leaf(plan, "float32")) for plan in plans})

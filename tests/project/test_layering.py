@@ -46,9 +46,17 @@ ROOMS = {
     "jaxpage.chat_template": Room("jaxpage.sandbox " + TEXT, "jinja2"),
     "jaxpage.sandbox": Room("jaxpage.sandbox jaxpage.errors", "jinja2"),
     "jaxpage.checkpoint": Room(
-        f"jaxpage.checkpoint jaxpage.models jaxpage.config jaxpage.memory jaxpage.terms "
-        f"{TEXT} convert",
-        "jax numpy ml_dtypes orbax huggingface_hub",
+        f"jaxpage.checkpoint jaxpage.formats jaxpage.config jaxpage.memory jaxpage.terms {TEXT}",
+        "jax",
+    ),
+    "jaxpage.fields": Room("jaxpage.config jaxpage.errors"),
+    "jaxpage.formats": Room(
+        f"jaxpage.formats jaxpage.fields jaxpage.models jaxpage.config {TEXT}",
+        "jax numpy ml_dtypes orbax gguf",
+    ),
+    "jaxpage.formats.locate": Room("jaxpage.reading jaxpage.errors", "huggingface_hub"),
+    "jaxpage.formats.torch_io": Room(
+        "jaxpage.formats jaxpage.config jaxpage.reading jaxpage.errors", "numpy ml_dtypes torch"
     ),
     "jaxpage.host": Room(f"jaxpage.host {HOST}"),
     "jaxpage.native": Room("jaxpage.native jaxpage.errors", "jax numpy"),
@@ -67,7 +75,7 @@ ROOMS = {
     ),
     "jaxpage.models": Room(
         "jaxpage.models jaxpage.backends jaxpage.device.ops jaxpage.device.types jaxpage.weights "
-        "jaxpage.config jaxpage.terms jaxpage.errors",
+        "jaxpage.fields jaxpage.config jaxpage.terms jaxpage.errors",
         "jax numpy flax jaxtyping",
     ),
     "jaxpage.functional": Room(
@@ -87,14 +95,9 @@ ROOMS = {
     "jaxpage.cli.block_picture": Room("jaxpage.outputs jaxpage.errors", "cairosvg"),
     "pallas_kernels": Room("pallas_kernels", "jax"),
     "convert": Room(
-        f"convert jaxpage.models jaxpage.config {TEXT}",
-        "jax numpy ml_dtypes orbax safetensors gguf tqdm",
+        f"convert jaxpage.formats jaxpage.models.family jaxpage.config {TEXT}", "numpy"
     ),
     "convert.__main__": Room("convert jaxpage.config jaxpage.errors jaxpage.interrupts", "tqdm"),
-    "convert.locate": Room("convert jaxpage.reading jaxpage.errors", "huggingface_hub"),
-    "convert.torch_io": Room(
-        "convert jaxpage.config jaxpage.reading jaxpage.errors", "numpy ml_dtypes torch"
-    ),
 }
 
 LAZY_ONLY = ("torch", "cairosvg")
@@ -269,8 +272,10 @@ def test_every_module_keeps_to_its_room() -> None:
         ("pallas_kernels.decode", "import numpy", "imports numpy"),
         ("pallas_kernels.decode", "import jaxpage", "imports jaxpage"),
         ("pallas_kernels.decode", "from jax._src.pallas import x", "imports jax._src.pallas"),
-        ("convert.rules", "from jaxpage.checkpoint import load", "imports jaxpage.checkpoint"),
-        ("convert.rules", "import transformers", "imports transformers"),
+        ("jaxpage.formats.rules", "from jaxpage import checkpoint", "imports jaxpage.checkpoint"),
+        ("jaxpage.formats.rules", "import transformers", "imports transformers"),
+        ("jaxpage.formats.rules", "from convert.run import convert", "imports convert.run"),
+        ("jaxpage.checkpoint", "from convert.run import convert", "imports convert.run"),
         ("jaxpage.newcomer", "", "has no row"),
         ("jaxpage.config", "import pickle\npickle.load(f)", ":2 uses pickle.load"),
         ("jaxpage.config", "import pickle as p", "renames pickle"),
@@ -284,8 +289,8 @@ def test_every_module_keeps_to_its_room() -> None:
         ("jaxpage.config", "import os\nos.environ['XDG_CACHE_HOME'] = ''", "reads or sets"),
         ("jaxpage.config", "from os import environ", "takes environ"),
         ("jaxpage.config", "def f():\n    global x", "rebinds a global"),
-        ("convert.rules", "import numpy as np\nnp.load(f, allow_pickle=True)", "unpickles"),
-        ("convert.rules", "torch.load(f, mmap=True)", "without weights_only"),
+        ("jaxpage.formats.rules", "import numpy as np\nnp.load(f, allow_pickle=True)", "unpickles"),
+        ("jaxpage.formats.rules", "torch.load(f, mmap=True)", "without weights_only"),
     ],
 )
 def test_the_checker_finds_a_fault(module: str, source: str, complaint: str) -> None:

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from convert.safetensors_io import (
+from jaxpage.config import DType
+from jaxpage.errors import CheckpointError
+from jaxpage.formats.safetensors_io import (
     INDEX_NAME,
     SINGLE_NAME,
     read_safetensors,
     shard_files,
     write_safetensors,
 )
-from jaxpage.config import DType
-from jaxpage.errors import CheckpointError
 
 DTYPES: dict[DType, Any] = {
     "float32": np.float32,

@@ -10,23 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import jax
 from numpy.typing import NDArray
 
-from convert.assemble import (
-    NUMPY_DTYPES,
-    check_leaves,
-    leaf_shapes,
-    num_bytes,
-    plan_leaves,
-    read_leaf,
-)
-from convert.orbax_io import read_leaves, stored_leaves
-from convert.own_config import read_own_config
-from convert.sources import Kind, detect, open_source
 from jaxpage.config import DType, ModelConfig
-
-PARAMS_NAME = "params"
+from jaxpage.formats.assemble import num_bytes, plan_leaves, read_leaf
+from jaxpage.formats.converted import PARAMS_NAME, converted_leaves, read_own_config
+from jaxpage.formats.orbax_io import read_leaves
+from jaxpage.formats.sources import Kind, detect, open_source
 
 LeafReader = Callable[[DType], Iterator[tuple[str, NDArray[Any]]]]
 
@@ -60,7 +50,7 @@ def open_model(path: Path) -> StoredModel:
 
     def leaves(dtype: DType) -> Iterator[tuple[str, NDArray[Any]]]:
         for plan in plans:
-            yield plan.path, read_leaf(plan, source.config, dtype)
+            yield plan.path, read_leaf(plan, dtype)
 
     return StoredModel(
         kind=source.kind,
@@ -71,17 +61,6 @@ def open_model(path: Path) -> StoredModel:
         leaves=leaves,
         gguf_metadata=source.gguf_metadata,
     )
-
-
-def converted_leaves(path: Path, config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """What a converted directory holds, in the config's dtype; CheckpointError if it doesn't."""
-    shapes = leaf_shapes(config)
-    found = {name: leaf.shape for name, leaf in stored_leaves(path / PARAMS_NAME).items()}
-    check_leaves(found, shapes, str(path))
-    return {
-        name: jax.ShapeDtypeStruct(shape, NUMPY_DTYPES[config.dtype])
-        for name, shape in shapes.items()
-    }
 
 
 def _open_converted(path: Path) -> StoredModel:

@@ -8,16 +8,18 @@ each generation.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from convert.fields import MOST_SETTINGS_BYTES, Fields, words
-from convert.hf_config import head_dim
-from convert.tensors import Tensor
 from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
-from jaxpage.reading import read_json
+from jaxpage.fields import Fields, words
+from jaxpage.formats.tensors import Tensor
+from jaxpage.models.family import Family
+from jaxpage.models.registry import stored_as
+from jaxpage.reading import MOST_SETTINGS_BYTES, read_json
 
 _USED = words(
     "dim n_layers n_heads n_kv_heads head_dim vocab_size multiple_of ffn_dim_multiplier norm_eps "
@@ -34,7 +36,7 @@ def read_meta_params(directory: Path) -> Fields:
     """The settings of `params.json`; CheckpointError for a key that is not known."""
     path = directory / "params.json"
     fields = Fields(read_json(path, most=MOST_SETTINGS_BYTES), str(path))
-    fields.refuse_unknown(_USED | _HARMLESS)
+    fields.refuse_unknown(_USED | _HARMLESS | meta_family().layouts["meta"].keys)
     return fields
 
 
@@ -52,28 +54,38 @@ def parse_meta_config(fields: Fields, tensors: Mapping[str, Tensor]) -> ModelCon
     if any(name.endswith(_LLAMA1_TABLE) for name in tensors):
         usual = 2048
     hidden_size, num_heads = fields.integer("dim"), fields.integer("n_heads")
+    settings = {
+        # -1 means "what the tokenizer has", which is what the embedding was made with.
+        "vocab_size": embedding.shape[0],
+        "hidden_size": hidden_size,
+        "intermediate_size": _intermediate_size(fields),
+        "num_layers": fields.integer("n_layers", most=MOST_LAYERS),
+        "num_heads": num_heads,
+        "num_kv_heads": fields.integer("n_kv_heads", num_heads),
+        "head_dim": fields.head_dim("head_dim", hidden_size, num_heads),
+        "max_position_embeddings": fields.positions("max_seq_len", usual),
+        "rms_norm_eps": fields.number("norm_eps", 1e-5),
+        "rope_theta": fields.number("rope_theta", 10000.0),
+        "rope_scaling": scaling,
+        "tie_word_embeddings": is_tied,
+        # The reserved ids of Llama 3's tokenizer: begin, end of text, message and turn.
+        "bos_token_id": 128000 if is_llama3 else 1,
+        "eos_token_ids": (128001, 128008, 128009) if is_llama3 else (2,),
+        "dtype": embedding.dtype,
+    }
+    family = meta_family()
     try:
-        return ModelConfig(
-            # -1 means "what the tokenizer has", which is what the embedding was made with.
-            vocab_size=embedding.shape[0],
-            hidden_size=hidden_size,
-            intermediate_size=_intermediate_size(fields),
-            num_layers=fields.integer("n_layers", most=MOST_LAYERS),
-            num_heads=num_heads,
-            num_kv_heads=fields.integer("n_kv_heads", num_heads),
-            head_dim=head_dim(fields, "head_dim", hidden_size, num_heads),
-            max_position_embeddings=fields.positions("max_seq_len", usual),
-            rms_norm_eps=fields.number("norm_eps", 1e-5),
-            rope_theta=fields.number("rope_theta", 10000.0),
-            rope_scaling=scaling,
-            tie_word_embeddings=is_tied,
-            # The reserved ids of Llama 3's tokenizer: begin, end of text, message and turn.
-            bos_token_id=128000 if is_llama3 else 1,
-            eos_token_ids=(128001, 128008, 128009) if is_llama3 else (2,),
-            dtype=embedding.dtype,
-        )
+        config = family.layouts["meta"].read(fields, settings)
     except ConfigError as error:
         raise CheckpointError(f"{error} ({fields.source})") from None
+    return replace(config, architecture=family.name)
+
+
+def meta_family() -> Family:
+    """The family of every such file: there is one, and params.json names none."""
+    family = stored_as("meta", "")
+    assert family is not None, "no family has a layout of Meta's"
+    return family
 
 
 def _intermediate_size(fields: Fields) -> int:

@@ -1,4 +1,4 @@
-"""What a path holds, told by its content: config, tensors and the rules that join them.
+"""What a path holds, told by its content: config, tensors and the rules that join them; tokenizer.
 
 The one place that knows all file kinds. It reads headers only; data is read leaf by leaf.
 """
@@ -10,28 +10,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from convert.assemble import expand
-from convert.fields import MOST_SETTINGS_BYTES
-from convert.gguf_config import read_gguf_config
-from convert.gguf_io import is_gguf, read_gguf
-from convert.hf_config import read_hf_config
-from convert.meta_config import parse_meta_config, read_meta_params
-from convert.own_config import is_own_config
-from convert.rules import GGUF_RULES, HF_RULES, META_RULES, Rule, named_by_embedding
-from convert.safetensors_io import (
+from jaxpage.config import ModelConfig
+from jaxpage.errors import CheckpointError
+from jaxpage.formats.assemble import expand
+from jaxpage.formats.converted import is_own_config
+from jaxpage.formats.gguf_config import read_gguf_config
+from jaxpage.formats.gguf_io import is_gguf, read_gguf
+from jaxpage.formats.hf_config import hf_layout, read_hf_config
+from jaxpage.formats.meta_config import meta_family, parse_meta_config, read_meta_params
+from jaxpage.formats.rules import EMBEDDING, named_by_embedding, source_of
+from jaxpage.formats.safetensors_io import (
     INDEX_NAME,
     SINGLE_NAME,
     read_index,
     read_safetensors,
     shard_files,
 )
-from convert.tensors import Tensor
-from convert.torch_io import BIN_INDEX_NAME, BIN_NAME, read_bin_files, read_meta_shards
-from jaxpage.config import ModelConfig
-from jaxpage.errors import CheckpointError
-from jaxpage.reading import read_json, reading
+from jaxpage.formats.tensors import Tensor
+from jaxpage.formats.torch_io import BIN_INDEX_NAME, BIN_NAME, read_bin_files, read_meta_shards
+from jaxpage.models.family import Format, Rule
+from jaxpage.models.registry import family_of
+from jaxpage.reading import MOST_SETTINGS_BYTES, read_json, reading
+from jaxpage.tokenizer import read_gguf_metadata
+from jaxpage.tokenizers.hf_directory import FAST_FILE, MODEL_FILE
 
-Kind = Literal["converted", "huggingface", "gguf", "meta"]
+Kind = Format | Literal["converted"]
+_TOKENIZERS = (FAST_FILE, MODEL_FILE)
 _WANTED = (
     "a .gguf file, or a directory with config.json and safetensors, params.json and "
     "consolidated.NN.pth, or the output of python -m convert"
@@ -64,19 +68,33 @@ def open_source(path: Path) -> Source:
     kind = detect(path)
     if kind == "gguf":
         file = read_gguf(path)
-        return Source(
-            kind, path, read_gguf_config(file), file.tensors, GGUF_RULES, (path,), file.metadata
-        )
+        config = read_gguf_config(file)
+        rules = family_of(config).layouts[kind].rules
+        return Source(kind, path, config, file.tensors, rules, (path,), file.metadata)
     if kind == "huggingface":
         return _open_huggingface(path)
     if kind == "meta":
         params = read_meta_params(path)
         tensors, files = read_meta_shards(path, params.integer("dim"))
-        tensors = named_by_embedding(tensors, META_RULES)
+        rules = meta_family().layouts[kind].rules
+        tensors = named_by_embedding(tensors, rules)
         config = parse_meta_config(params, tensors)
-        return Source(kind, path, config, tensors, META_RULES, files)
+        return Source(kind, path, config, tensors, rules, files)
     raise CheckpointError(
         f"got {path} that is converted already, wanted {_WANTED}; load it as it is"
+    )
+
+
+def find_tokenizer(path: Path) -> Path | None:
+    """The file or directory that the tokenizer of the model at `path` lies in, if it has one."""
+    if path.is_file():
+        model = read_gguf_metadata(path).get("tokenizer.ggml.model")
+        return None if model in (None, "none", "no_vocab") else path
+    # Meta's first download put tokenizer.model beside the model directories.
+    is_meta = (path / "params.json").exists() and not (path / "config.json").exists()
+    places = (path, path.resolve().parent) if is_meta else (path,)
+    return next(
+        (place for place in places for name in _TOKENIZERS if (place / name).exists()), None
     )
 
 
@@ -105,6 +123,7 @@ def _detect(path: Path) -> Kind:
 
 def _open_huggingface(path: Path) -> Source:
     config = read_hf_config(path)
+    rules = hf_layout(config).rules
     if (path / INDEX_NAME).exists() or (path / SINGLE_NAME).exists():
         index = read_index(path, INDEX_NAME)
         files = shard_files(path, INDEX_NAME, SINGLE_NAME)
@@ -119,11 +138,11 @@ def _open_huggingface(path: Path) -> Source:
             f"{BIN_NAME}; download the missing files"
         )
     if index:  # what it doesn't name is no part of the model, unless the model asks for it
-        wanted = index.keys() | {name for _, name, _ in expand(HF_RULES, config)}
+        wanted = index.keys() | {name for _, name, _ in expand(rules, config)}
         tensors = {name: tensor for name, tensor in tensors.items() if name in wanted}
     if config.tie_word_embeddings:
-        tensors = named_by_embedding(tensors, HF_RULES)
-    embedding = tensors.get("model.embed_tokens.weight")
+        tensors = named_by_embedding(tensors, rules)
+    embedding = tensors.get(source_of(rules, EMBEDDING))
     if embedding is not None:
         config = replace(config, dtype=embedding.dtype)
-    return Source("huggingface", path, config, tensors, HF_RULES, tuple(files))
+    return Source("huggingface", path, config, tensors, rules, tuple(files))

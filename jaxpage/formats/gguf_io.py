@@ -20,9 +20,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.tensors import Tensor, checked_name, map_file
 from jaxpage.config import MOST_LAYERS, DType
 from jaxpage.errors import CheckpointError
+from jaxpage.formats.tensors import Tensor, checked_name, map_file
 from jaxpage.reading import open_file, reading
 from jaxpage.tokenizers.gguf_metadata import GGUF_MAGIC, GgufReader
 

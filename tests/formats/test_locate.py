@@ -10,8 +10,8 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from convert.locate import DEFAULT_MODEL, locate
 from jaxpage.errors import CheckpointError
+from jaxpage.formats.locate import DEFAULT_MODEL, locate
 
 
 class Hub:

@@ -1,21 +1,23 @@
-"""GGUF metadata -> ModelConfig, for the `llama` architecture.
+"""GGUF metadata -> ModelConfig.
 
-As in hf_config every `llama.*` key is used, checked, known to be harmless, or refused.
+As in hf_config every key of the architecture is used, checked, known to be harmless, or refused.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.fields import Fields, short, words
-from convert.gguf_io import GgufFile
-from convert.hf_config import head_dim
 from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
+from jaxpage.fields import Fields, short, words
+from jaxpage.formats.gguf_io import GgufFile
+from jaxpage.models.registry import names_in, stored_as
 from jaxpage.tokenizers.gguf import special_id
 
 _USED = words(
@@ -43,24 +45,28 @@ def read_gguf_config(file: GgufFile) -> ModelConfig:
     """The model's config; CheckpointError names the key that is missing, wrong or unknown."""
     source = str(file.path)
     architecture = file.metadata.get("general.architecture")
-    if architecture != "llama":
+    family = stored_as("gguf", architecture)
+    if family is None:
         raise CheckpointError(
-            f"got architecture {short(architecture)} in {source}, wanted 'llama'; "
-            "other models are not implemented"
+            f"got architecture {short(architecture)} in {source}, wanted "
+            f"{' or '.join(map(repr, names_in('gguf')))}; other models are not implemented"
         )
+    layout = family.layouts["gguf"]
     if file.metadata.get("split.count", 1) not in (0, 1):
         raise CheckpointError(
             f"got {source}, one of {short(file.metadata['split.count'])} parts of a model, wanted "
             "a whole file; join the parts with llama.cpp's gguf-split --merge"
         )
-    fields = _under("llama.", file)
-    fields.refuse_unknown(_USED | _CHECKED.keys() | _HARMLESS)
+    fields = _under(f"{architecture}.", file)
+    fields.refuse_unknown(_USED | _CHECKED.keys() | _HARMLESS | layout.keys)
     for key, (allowed, why) in _CHECKED.items():
-        fields.fixed(key, allowed, why)
+        if key not in layout.keys:
+            fields.fixed(key, allowed, why)
     try:
-        return _config(fields, file)
+        config = layout.read(fields, _settings(fields, file, layout.defaults))
     except ConfigError as error:
         raise CheckpointError(f"{error} ({source})") from None
+    return replace(config, architecture=family.name)
 
 
 def _under(prefix: str, file: GgufFile) -> Fields:
@@ -73,40 +79,41 @@ def _under(prefix: str, file: GgufFile) -> Fields:
     return Fields(values, str(file.path))
 
 
-def _config(fields: Fields, file: GgufFile) -> ModelConfig:
+def _settings(fields: Fields, file: GgufFile, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of ModelConfig that every decoder's file states."""
     hidden_size = fields.integer("embedding_length")
     num_heads = fields.integer("attention.head_count")
-    size = head_dim(fields, "attention.key_length", hidden_size, num_heads)
+    size = fields.head_dim("attention.key_length", hidden_size, num_heads)
     fields.fixed("attention.value_length", (size,), "keys and values are of one size")
     fields.fixed("rope.dimension_count", (size,), "partial rotary is not implemented")
-    theta = fields.number("rope.freq_base", 10000.0)
+    theta = fields.number("rope.freq_base", defaults.get("rope.freq_base", 10000.0))
     scaling, max_positions = _rope_scaling(fields, file, theta, size)
     window = "attention.sliding_window"
     vocab_size = _vocab_size(fields, file)
     bos, *ends = (
         special_id(file.metadata, name, vocab_size, source=file.path) for name in ("bos", *_ENDS)
     )
-    return ModelConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("feed_forward_length"),
-        num_layers=fields.integer("block_count", most=MOST_LAYERS),
-        num_heads=num_heads,
-        num_kv_heads=fields.integer("attention.head_count_kv", num_heads),
-        head_dim=size,
-        max_position_embeddings=max_positions,
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": fields.integer("feed_forward_length"),
+        "num_layers": fields.integer("block_count", most=MOST_LAYERS),
+        "num_heads": num_heads,
+        "num_kv_heads": fields.integer("attention.head_count_kv", num_heads),
+        "head_dim": size,
+        "max_position_embeddings": max_positions,
         # float32 in the file: 9.999999747378752e-06 was written as 1e-05.
-        rms_norm_eps=_shortest(fields.number("attention.layer_norm_rms_epsilon")),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        tie_word_embeddings="output.weight" not in file.tensors,
-        attention_bias="blk.0.attn_q.bias" in file.tensors,
-        mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
-        sliding_window=fields.integer(window) if fields.has(window) else None,
-        bos_token_id=bos,
-        eos_token_ids=tuple(dict.fromkeys(end for end in ends if end is not None)),
-        dtype=file.stored_dtype,
-    )
+        "rms_norm_eps": _shortest(fields.number("attention.layer_norm_rms_epsilon")),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        "sliding_window": fields.integer(window) if fields.has(window) else None,
+        "bos_token_id": bos,
+        "eos_token_ids": tuple(dict.fromkeys(end for end in ends if end is not None)),
+        "dtype": file.stored_dtype,
+    }
 
 
 def _vocab_size(fields: Fields, file: GgufFile) -> int:

@@ -18,10 +18,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.rules import is_derived
-from convert.tensors import Tensor, checked_name, gathered
 from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
+from jaxpage.formats.rules import is_derived
+from jaxpage.formats.tensors import Tensor, checked_name, gathered
 from jaxpage.reading import open_file, reading
 
 BIN_NAME = "pytorch_model.bin"

@@ -5,18 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from convert.assemble import expand, leaf_shapes
-from convert.rules import (
-    GGUF_RULES,
-    HF_RULES,
-    META_RULES,
-    Rule,
+from jaxpage.config import ModelConfig
+from jaxpage.formats.assemble import expand, leaf_shapes
+from jaxpage.formats.rules import (
     extract,
     fill,
     is_derived,
     source_shape,
 )
-from jaxpage.config import ModelConfig
+from jaxpage.models.families.llama import GATE, GGUF_RULES, HF_RULES, META_RULES, UP, K, Q, V
+from jaxpage.models.family import Rule
 
 CONFIG = ModelConfig(
     vocab_size=11,
@@ -34,26 +32,25 @@ TABLES = {"hf": HF_RULES, "meta": META_RULES, "gguf": GGUF_RULES}
 
 
 def targets(rules: tuple[Rule, ...]) -> list[tuple[str, str]]:
-    """(leaf, slot) of every stored tensor that the table keeps."""
-    return [(path, rule.slot) for rule, _, path in expand(rules, CONFIG) if path is not None]
+    """(leaf, part) of every stored tensor that the table keeps."""
+    return [(path, str(rule.part)) for rule, _, path in expand(rules, CONFIG) if path is not None]
 
 
-def slots_of(path: str) -> set[str]:
-    if "/qkv/" in path:
-        return {"q", "k", "v"}
-    return {"gate", "up"} if "/gate_up/" in path else {"whole"}
+def parts_of(path: str) -> set[str]:
+    parts = (Q, K, V) if "/qkv/" in path else (GATE, UP) if "/gate_up/" in path else ((),)
+    return {str(part) for part in parts}
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_slot_of_every_leaf_has_one_rule(name: str) -> None:
+def test_every_part_of_every_leaf_has_one_rule(name: str) -> None:
     wanted = {
-        (path, slot)
+        (path, part)
         for path in leaf_shapes(CONFIG)
-        for slot in slots_of(path)
+        for part in parts_of(path)
         if not (name == "meta" and path.endswith("bias"))  # Meta's models have none
     }
     found = targets(TABLES[name])
-    assert len(found) == len(set(found)), "two rules for one slot"
+    assert len(found) == len(set(found)), "two rules for one part"
     assert set(found) == wanted
 
 
@@ -66,18 +63,18 @@ def test_extract_is_the_inverse_of_fill(rule: Rule) -> None:
     assert rule.target is not None
     shape = leaf_shapes(CONFIG)[rule.target.format(i=1)]
     leaf = np.full(shape, np.nan, np.float32)
-    stored_shape = source_shape(rule, shape, CONFIG)
+    stored_shape = source_shape(rule, shape)
     stored = np.random.default_rng(0).standard_normal(stored_shape, dtype=np.float32)
-    fill(rule, leaf, stored, CONFIG)
-    np.testing.assert_array_equal(extract(rule, leaf, CONFIG), stored)
-    assert np.count_nonzero(~np.isnan(leaf)) == stored.size, "wrote outside its slot"
+    fill(rule, leaf, stored)
+    np.testing.assert_array_equal(extract(rule, leaf), stored)
+    assert np.count_nonzero(~np.isnan(leaf)) == stored.size, "wrote outside its part"
 
 
 def test_query_heads_of_a_group_lie_together() -> None:
     """Head n = k G + g, so the first three of six heads are KV head 0's."""
     rule = next(rule for rule in HF_RULES if "q_proj.bias" in rule.source)
     leaf = np.zeros((2, 5, 4), np.float32)
-    fill(rule, leaf, np.arange(24, dtype=np.float32), CONFIG)
+    fill(rule, leaf, np.arange(24, dtype=np.float32))
     np.testing.assert_array_equal(leaf[:, :3], np.arange(24).reshape(2, 3, 4))
     assert not leaf[:, 3:].any()
 
@@ -86,7 +83,7 @@ def test_neighbouring_rotary_pairs_become_halves() -> None:
     """One head of four rows: pairs (0 1) (2 3) -> firsts 0 2, seconds 1 3."""
     rule = next(rule for rule in GGUF_RULES if "attn_k.bias" in rule.source)
     leaf = np.zeros((2, 5, 4), np.float32)
-    fill(rule, leaf, np.arange(8, dtype=np.float32), CONFIG)
+    fill(rule, leaf, np.arange(8, dtype=np.float32))
     np.testing.assert_array_equal(leaf[:, 3], [[0, 2, 1, 3], [4, 6, 5, 7]])
 
 

@@ -1,30 +1,29 @@
 """Hugging Face `config.json` <-> ModelConfig.
 
 Every key is used, checked, known to be harmless, or refused: a key that nobody has looked at may
-change the arithmetic. Defaults of absent keys are those of transformers' config classes.
+change the arithmetic. What every decoder has is read here; further keys, and the defaults of absent
+ones, are those of the family's layout.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from convert.fields import MOST_SETTINGS_BYTES, Fields, short, words
-from jaxpage.config import DTYPES, MOST_LAYERS, DType, ModelConfig, RopeScaling
+from jaxpage.config import MOST_LAYERS, ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError, ConfigError
-from jaxpage.reading import read_json
+from jaxpage.fields import Fields, short, words
+from jaxpage.models.family import Family, Layout
+from jaxpage.models.registry import FAMILIES, family_of, names_in, stored_as
+from jaxpage.reading import MOST_SETTINGS_BYTES, read_json
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    # The name that the first public LLaMA exports carried.
-    "LLaMAForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-}
 _USED = words(
     "architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers "
     "num_attention_heads num_key_value_heads head_dim max_position_embeddings rms_norm_eps "
     "rope_theta rope_scaling rope_parameters tie_word_embeddings attention_bias mlp_bias "
-    "sliding_window bos_token_id eos_token_id torch_dtype dtype"
+    "bos_token_id eos_token_id torch_dtype dtype"
 )
 # Key -> values under which it changes nothing, and what it would ask for otherwise.
 _CHECKED: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -41,7 +40,7 @@ _CHECKED: dict[str, tuple[tuple[Any, ...], str]] = {
 _HARMLESS = words(
     "_name_or_path _attn_implementation _attn_implementation_autoset _commit_hash "
     "_flash_attn_2_enabled attention_dropout attn_implementation chunk_size_feed_forward "
-    "finetuning_task hidden_dropout id2label initializer_range is_decoder is_llama_config "
+    "finetuning_task hidden_dropout id2label initializer_range is_decoder "
     "label2id license max_sequence_length name output_attentions output_hidden_states pad_token_id "
     "pretraining_tp problem_type return_dict tf_legacy_loss tokenizer_class torchscript "
     "transformers.js_config transformers_version unk_token_id unsloth_fixed unsloth_version "
@@ -71,41 +70,29 @@ def read_hf_config(directory: Path) -> ModelConfig:
 def parse_hf_config(values: dict[str, Any], generation: dict[str, Any], source: str) -> ModelConfig:
     """A ModelConfig; CheckpointError names the key that is missing, wrong or unknown."""
     fields = Fields(values, source)
-    architecture = _architecture(fields)
-    fields.refuse_unknown(_USED | _CHECKED.keys() | _HARMLESS)
+    family = _family(fields)
+    layout = family.layouts["huggingface"]
+    fields.refuse_unknown(_USED | _CHECKED.keys() | _HARMLESS | layout.keys)
     for key, (allowed, why) in _CHECKED.items():
-        fields.fixed(key, allowed, why)
-    is_mistral = architecture == "mistral"
-    num_heads, hidden_size = fields.integer("num_attention_heads"), fields.integer("hidden_size")
-    theta, scaling, max_positions = _rope(fields, 131072 if is_mistral else 2048)
+        if key not in layout.keys:
+            fields.fixed(key, allowed, why)
     stops = Fields(generation, source.replace("config.json", "generation_config.json"))
-    # Transformers ends at generation_config's alone; chat models state one end here, one there.
-    eos = stops.token_ids("eos_token_id")
-    eos += fields.token_ids("eos_token_id", None if eos else 2)
     try:
-        return ModelConfig(
-            vocab_size=fields.integer("vocab_size"),
-            hidden_size=hidden_size,
-            intermediate_size=fields.integer("intermediate_size"),
-            num_layers=fields.integer("num_hidden_layers", most=MOST_LAYERS),
-            num_heads=num_heads,
-            num_kv_heads=fields.integer("num_key_value_heads", 8 if is_mistral else num_heads),
-            head_dim=head_dim(fields, "head_dim", hidden_size, num_heads),
-            max_position_embeddings=max_positions,
-            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-            rope_theta=theta,
-            rope_scaling=scaling,
-            tie_word_embeddings=fields.flag("tie_word_embeddings", False),
-            attention_bias=fields.flag("attention_bias", False),
-            mlp_bias=fields.flag("mlp_bias", False),
-            sliding_window=_sliding_window(fields, is_mistral),
-            bos_token_id=fields.token_id("bos_token_id", 1),
-            eos_token_ids=tuple(dict.fromkeys(eos)),
-            dtype=read_dtype(fields, "dtype", "torch_dtype"),
-            architecture=architecture,
-        )
+        config = layout.read(fields, _settings(fields, stops, layout.defaults))
     except ConfigError as error:
         raise CheckpointError(f"{error} ({source})") from None
+    return replace(config, architecture=family.name)
+
+
+def hf_layout(config: ModelConfig) -> Layout:
+    """How Hugging Face's files store the config's family; CheckpointError where they don't."""
+    family = family_of(config)
+    if "huggingface" not in family.layouts:
+        raise CheckpointError(
+            f"got a model of the family {family.name}, wanted one that Hugging Face's files can "
+            "hold; convert it to an Orbax checkpoint"
+        )
+    return family.layouts["huggingface"]
 
 
 def write_generation_config(config: ModelConfig) -> dict[str, Any]:
@@ -118,10 +105,10 @@ def write_generation_config(config: ModelConfig) -> dict[str, Any]:
 
 def write_hf_config(config: ModelConfig) -> dict[str, Any]:
     """The contents of `config.json`: the inverse of reading it."""
-    is_mistral = config.architecture == "mistral" or config.sliding_window is not None
+    layout = hf_layout(config)
     values: dict[str, Any] = {
-        "architectures": ["MistralForCausalLM" if is_mistral else "LlamaForCausalLM"],
-        "model_type": "mistral" if is_mistral else "llama",
+        "architectures": [layout.names[0]],
+        "model_type": config.architecture,
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -138,10 +125,6 @@ def write_hf_config(config: ModelConfig) -> dict[str, Any]:
         **write_generation_config(config),
         "torch_dtype": config.dtype,
     }
-    if is_mistral:
-        values["sliding_window"] = config.sliding_window
-    else:
-        values |= {"attention_bias": config.attention_bias, "mlp_bias": config.mlp_bias}
     scaling = config.rope_scaling
     if scaling is not None:
         values["rope_scaling"] = {"rope_type": scaling.kind, "factor": scaling.factor}
@@ -153,46 +136,75 @@ def write_hf_config(config: ModelConfig) -> dict[str, Any]:
             }
         else:
             values["max_position_embeddings"] = scaling.original_max_position_embeddings
-    return values
-
-
-def head_dim(fields: Fields, key: str, hidden_size: int, num_heads: int) -> int:
-    """The head dimension, stated or derived; it must be even, as rotary pairs are."""
-    if not fields.has(key) and hidden_size % num_heads:
-        raise fields.wrong("hidden size", hidden_size, f"a multiple of {num_heads} heads")
-    value = fields.integer(key, hidden_size // num_heads)
-    if value % 2:
-        raise fields.wrong(key, value, "an even number")
-    return value
-
-
-def _architecture(fields: Fields) -> str:
-    names = fields.values.get("architectures")
-    if not names and fields.values.get("model_type") in ("llama", "mistral"):
-        return str(fields.values["model_type"])
-    name = names[0] if isinstance(names, list) and names else names
-    if not isinstance(name, str) or name not in ARCHITECTURES:
+    if layout.write is None:
         raise CheckpointError(
-            f"got architecture {short(name)} (model_type {short(fields.values.get('model_type'))}) "
-            f"in {fields.source}, wanted one of {', '.join(sorted(ARCHITECTURES))}; "
-            "other models are not implemented"
+            f"got a model of the family {config.architecture}, whose layout has no way to write "
+            "config.json, wanted one that has; convert it to an Orbax checkpoint"
         )
-    return ARCHITECTURES[name]
+    return layout.write(config, values)
 
 
-def _rope(fields: Fields, default_positions: int) -> tuple[float, RopeScaling | None, int]:
+def _family(fields: Fields) -> Family:
+    names, kind = fields.values.get("architectures"), fields.values.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) and not names else None
+    if family is not None and "huggingface" in family.layouts:
+        return family
+    name = names[0] if isinstance(names, list) and names else names
+    family = stored_as("huggingface", name)
+    if family is None:
+        raise CheckpointError(
+            f"got architecture {short(name)} (model_type {short(kind)}) in {fields.source}, wanted "
+            f"one of {', '.join(names_in('huggingface'))}; other models are not implemented"
+        )
+    return family
+
+
+def _settings(fields: Fields, stops: Fields, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of ModelConfig that every decoder's config.json states."""
+    num_heads, hidden_size = fields.integer("num_attention_heads"), fields.integer("hidden_size")
+    theta, scaling, max_positions = _rope(fields, defaults)
+    # Transformers ends at generation_config's alone; chat models state one end here, one there.
+    eos = stops.token_ids("eos_token_id")
+    eos += fields.token_ids("eos_token_id", None if eos else defaults.get("eos_token_id"))
+    return {
+        "vocab_size": fields.integer("vocab_size"),
+        "hidden_size": hidden_size,
+        "intermediate_size": fields.integer("intermediate_size"),
+        "num_layers": fields.integer("num_hidden_layers", most=MOST_LAYERS),
+        "num_heads": num_heads,
+        "num_kv_heads": fields.integer(
+            "num_key_value_heads", defaults.get("num_key_value_heads", num_heads)
+        ),
+        "head_dim": fields.head_dim("head_dim", hidden_size, num_heads),
+        "max_position_embeddings": max_positions,
+        "rms_norm_eps": fields.number("rms_norm_eps", defaults.get("rms_norm_eps")),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "tie_word_embeddings": fields.flag(
+            "tie_word_embeddings", defaults.get("tie_word_embeddings", False)
+        ),
+        "attention_bias": fields.flag("attention_bias", False),
+        "mlp_bias": fields.flag("mlp_bias", False),
+        "bos_token_id": fields.token_id("bos_token_id", defaults.get("bos_token_id")),
+        "eos_token_ids": tuple(dict.fromkeys(eos)),
+        "dtype": fields.dtype("dtype", "torch_dtype"),
+    }
+
+
+def _rope(fields: Fields, defaults: Mapping[str, Any]) -> tuple[float, RopeScaling | None, int]:
     """(theta, scaling, longest length): `linear` and `dynamic` files state the unstretched length.
 
     As in vLLM the stretched length is then factor times as long; transformers leaves it open.
     """
-    positions = fields.positions("max_position_embeddings", default_positions)
+    positions = fields.positions("max_position_embeddings", defaults.get("max_position_embeddings"))
     raw = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}
     if not isinstance(raw, dict):
         raise fields.wrong("rope_scaling", raw, "an object or null")
     rope = Fields(raw, f"rope_scaling of {fields.source}")
     rope.refuse_unknown(_ROPE_KEYS)
     rope.fixed("partial_rotary_factor", (1, 1.0, None), "partial rotary is not implemented")
-    theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
+    stated = fields.number("rope_theta", defaults.get("rope_theta", 10000.0))
+    theta = rope.number("rope_theta", stated)
     kind = raw.get("rope_type") or raw.get("type") or "default"
     if kind == "default":
         return theta, None, positions
@@ -214,22 +226,3 @@ def _rope(fields: Fields, default_positions: int) -> tuple[float, RopeScaling | 
             "high_freq_factor", scaling.high_freq_factor, "a number above low_freq_factor"
         )
     return theta, scaling, positions
-
-
-def _sliding_window(fields: Fields, is_mistral: bool) -> int | None:
-    """Mistral's window; transformers' Llama has none, whatever its config says."""
-    if not is_mistral:
-        return None
-    if "sliding_window" not in fields.values:
-        return 4096
-    return fields.integer("sliding_window") if fields.has("sliding_window") else None
-
-
-def read_dtype(fields: Fields, *keys: str) -> DType:
-    """The dtype that the first of `keys` with a value names; float32 when none has one."""
-    key = next((key for key in keys if fields.has(key)), keys[0])
-    name = str(fields.values.get(key) or "float32").removeprefix("torch.")
-    for known in DTYPES:
-        if name == known:
-            return known
-    raise fields.wrong(key, name, ", ".join(DTYPES))

@@ -16,11 +16,12 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.rules import Rule, fill, is_derived, source_shape
-from convert.tensors import Tensor
-from convert.tree import flatten
 from jaxpage.config import DType, ModelConfig
 from jaxpage.errors import CheckpointError
+from jaxpage.formats.rules import EMBEDDING, HEAD, fill, is_derived, source_of, source_shape
+from jaxpage.formats.tensors import Tensor
+from jaxpage.formats.tree import flatten
+from jaxpage.models.family import Rule
 from jaxpage.models.registry import abstract_params
 from jaxpage.reading import reading
 
@@ -57,7 +58,7 @@ def check_leaves(
     """CheckpointError for the first leaf that is missing, mis-shaped or surplus."""
     for path, shape in wanted.items():
         if path not in found:
-            raise CheckpointError(_missing(path, shape, source))
+            raise _missing(path, path, shape, source)
         if found[path] != shape:
             raise _mis_shaped(path, found[path], shape, source)
     surplus = sorted(set(found) - set(wanted))
@@ -100,14 +101,14 @@ def plan_leaves(
             known.add(name)
             continue
         if path not in shapes:
-            if path == "lm_head/kernel" and name in tensors:
+            if path == HEAD and name in tensors:
                 known.add(name)
                 _check_tied_head(tensors, rules, tensors[name], source)
             continue
         known.add(name)
-        wanted = source_shape(rule, shapes[path], config)
+        wanted = source_shape(rule, shapes[path])
         if name not in tensors:
-            raise CheckpointError(_missing(name, wanted, source))
+            raise _missing(name, path, wanted, source)
         if tensors[name].shape != wanted:
             raise _mis_shaped(name, tensors[name].shape, wanted, source)
         parts[path].append((rule, tensors[name]))
@@ -119,7 +120,7 @@ def plan_leaves(
     return [LeafPlan(path, shapes[path], tuple(parts[path])) for path in shapes]
 
 
-def read_leaf(plan: LeafPlan, config: ModelConfig, dtype: DType) -> NDArray[Any]:
+def read_leaf(plan: LeafPlan, dtype: DType) -> NDArray[Any]:
     """Read one leaf's tensors into a fresh array; warns about values that are not finite."""
     leaf = _fresh(plan.shape, NUMPY_DTYPES[dtype])
     for rule, tensor in plan.parts:
@@ -127,7 +128,7 @@ def read_leaf(plan: LeafPlan, config: ModelConfig, dtype: DType) -> NDArray[Any]
             reading(f"tensor {tensor.name}", "values of its shape and type"),
             np.errstate(over="ignore", invalid="ignore"),
         ):
-            fill(rule, leaf, tensor.read(), config)
+            fill(rule, leaf, tensor.read())
     names = ", ".join(tensor.name for _, tensor in plan.parts)
     _warn_if_not_finite(leaf, names)
     return leaf
@@ -142,11 +143,13 @@ def expand(rules: tuple[Rule, ...], config: ModelConfig) -> Iterator[tuple[Rule,
             yield rule, rule.source.format(i=i), target
 
 
-def _missing(name: str, wanted: tuple[int, ...], source: str) -> str:
+def _missing(name: str, path: str, wanted: tuple[int, ...], source: str) -> CheckpointError:
     advice = "the file is incomplete or of another model"
-    if name in ("lm_head.weight", "output.weight", "lm_head/kernel"):
+    if path == HEAD:
         advice = "the config says that the head is not tied to the embedding"
-    return f"got no tensor {name} in {source}, wanted one of shape {list(wanted)}; {advice}"
+    return CheckpointError(
+        f"got no tensor {name} in {source}, wanted one of shape {list(wanted)}; {advice}"
+    )
 
 
 def _mis_shaped(
@@ -170,8 +173,7 @@ def _check_tied_head(
     tensors: Mapping[str, Tensor], rules: tuple[Rule, ...], head: Tensor, source: str
 ) -> None:
     """Warn when a tied model also stores a head that is not its embedding."""
-    name = next(rule.source for rule in rules if rule.target == "embed/embedding")
-    embedding = tensors.get(name)
+    embedding = tensors.get(source_of(rules, EMBEDDING))
     if embedding is None or embedding.shape != head.shape:
         same = False
     else:

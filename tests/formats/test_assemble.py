@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convert.model import StoredModel, open_model
 from jaxpage.errors import CheckpointError
+from jaxpage.formats.model import StoredModel, open_model
 from tests.helpers.formats import ModelFiles, variant, write_hf
 
 HEAD = "lm_head.weight"

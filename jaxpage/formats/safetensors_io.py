@@ -18,9 +18,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.tensors import Tensor, checked_name, gathered, map_file
 from jaxpage.config import DType
 from jaxpage.errors import CheckpointError
+from jaxpage.formats.tensors import Tensor, checked_name, gathered, map_file
 from jaxpage.reading import MOST_JSON_BYTES, read_json, reading
 
 INDEX_NAME = "model.safetensors.index.json"

@@ -12,8 +12,8 @@ from gguf import GGMLQuantizationType, quants
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convert.gguf_io import is_gguf, read_gguf
 from jaxpage.errors import CheckpointError
+from jaxpage.formats.gguf_io import is_gguf, read_gguf
 from tests.helpers.formats import variant, write_gguf
 
 

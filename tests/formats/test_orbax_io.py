@@ -17,9 +17,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from orbax.checkpoint import v1 as ocp
 
-from convert import orbax_io
-from convert.orbax_io import read_leaves, save_leaves, stored_leaves
 from jaxpage.errors import CapacityError, CheckpointError
+from jaxpage.formats import orbax_io
+from jaxpage.formats.orbax_io import read_leaves, save_leaves, stored_leaves
 
 LEAVES = {
     "embed/embedding": np.random.default_rng(0).standard_normal((6, 8), dtype=np.float32),

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convert.meta_config import parse_meta_config, read_meta_params
-from convert.tensors import Tensor
 from jaxpage.config import ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError
+from jaxpage.formats.meta_config import parse_meta_config, read_meta_params
+from jaxpage.formats.tensors import Tensor
 
 # params.json of the published models, as they are.
 LLAMA1_7B = {"dim": 4096, "multiple_of": 256, "n_heads": 32, "n_layers": 32, "norm_eps": 1e-6}

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from jaxpage.config import MOST_POSITIONS
+from jaxpage.config import DTYPES, MOST_POSITIONS, DType
 from jaxpage.errors import CheckpointError
 
-MOST_SETTINGS_BYTES = 4 << 20
-"""Of a file of settings: as JSON it may take twenty times its size in memory."""
 _LEAST, _MOST = 1e-30, 1e30
 
 
@@ -79,6 +77,35 @@ class Fields:
         if not isinstance(value, bool):
             raise self.wrong(key, value, "true or false")
         return value
+
+    def head_dim(self, key: str, hidden_size: int, num_heads: int) -> int:
+        """The head dimension, stated or derived; it must be even, as rotary pairs are."""
+        if not self.has(key) and hidden_size % num_heads:
+            raise self.wrong("hidden size", hidden_size, f"a multiple of {num_heads} heads")
+        value = self.integer(key, hidden_size // num_heads)
+        if value % 2:
+            raise self.wrong(key, value, "an even number")
+        return value
+
+    def dtype(self, *keys: str) -> DType:
+        """The dtype that the first of `keys` with a value names; float32 when none has one."""
+        key = next((key for key in keys if self.has(key)), keys[0])
+        name = str(self.values.get(key) or "float32").removeprefix("torch.")
+        for known in DTYPES:
+            if name == known:
+                return known
+        raise self.wrong(key, name, ", ".join(DTYPES))
+
+    def typed(self, key: str, kind: Any) -> Any:
+        """A value of a type, one of several, or a list of such where `kind` is tuple[type, ...]."""
+        value, is_tuple = self.values.get(key), get_origin(kind) is tuple
+        items, of = (value, get_args(kind)[0]) if is_tuple else ([value], kind)
+        types = get_args(of) or (of,)
+        if float in types:
+            types += (int,)
+        if not isinstance(items, list) or not all(isinstance(item, types) for item in items):
+            raise self.wrong(key, value, f"{'a list of ' if is_tuple else ''}{of}")
+        return tuple(items) if is_tuple else value
 
     def fixed(self, key: str, allowed: Collection[Any], why: str) -> None:
         """Refuse a setting that is there with a value that this project does not implement."""

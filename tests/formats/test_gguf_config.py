@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from convert.gguf_config import read_gguf_config
-from convert.gguf_io import GgufFile
-from convert.tensors import Tensor
 from jaxpage.config import ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError
+from jaxpage.formats.gguf_config import read_gguf_config
+from jaxpage.formats.gguf_io import GgufFile
+from jaxpage.formats.tensors import Tensor
 from tests.helpers.formats.gguf_file import rope_factors
 
 METADATA = {

@@ -16,8 +16,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from convert.torch_io import read_bin_files, read_meta_shards
 from jaxpage.errors import CheckpointError
+from jaxpage.formats.torch_io import read_bin_files, read_meta_shards
 from tests.helpers.formats import random_model, variant, write_meta
 from tests.helpers.formats.variants import BASE
 

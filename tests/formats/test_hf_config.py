@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from convert.hf_config import parse_hf_config, write_generation_config, write_hf_config
 from jaxpage.config import ModelConfig, RopeScaling
 from jaxpage.errors import CheckpointError
+from jaxpage.formats.hf_config import parse_hf_config, write_generation_config, write_hf_config
 from tests.helpers.formats.variants import BASE, VARIANTS
 
 LLAMA3 = {

@@ -30,7 +30,7 @@ _NO_CONTENT = frozenset(("lost+found",))  # what a new disk holds
 
 
 @contextmanager
-def written_aside(
+def atomic_directory(
     destination: Path, *, overwrite: bool, tell: Callable[[str], None]
 ) -> Iterator[Path]:
     """An empty directory that becomes `destination` when the block ends well, else vanishes.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from convert.aside import written_aside
+from convert.atomic_directory import atomic_directory
 from jaxpage.errors import CheckpointError
 
 ROOT = Path(__file__).parents[2]
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 def write(destination: Path, text: str, *, overwrite: bool = False) -> list[str]:
     told: list[str] = []
-    with written_aside(destination, overwrite=overwrite, tell=told.append) as directory:
+    with atomic_directory(destination, overwrite=overwrite, tell=told.append) as directory:
         assert not any(directory.iterdir())
         (directory / "config.json").write_text(text)
         (directory / "params").mkdir()
@@ -40,7 +40,7 @@ def model(text: str) -> dict[str, str]:
 
 def test_the_directory_appears_at_the_end(tmp_path: Path) -> None:
     target = tmp_path / "deep" / "model"
-    with written_aside(target, overwrite=False, tell=print) as directory:
+    with atomic_directory(target, overwrite=False, tell=print) as directory:
         (directory / "config.json").write_text("new")
         assert not target.exists()
     assert (target / "config.json").read_text() == "new"
@@ -64,7 +64,10 @@ def test_failure_leaves_what_was_there(
     target = tmp_path / "model"
     if overwrite:
         write(target, "old")
-    with pytest.raises(error), written_aside(target, overwrite=overwrite, tell=print) as directory:
+    with (
+        pytest.raises(error),
+        atomic_directory(target, overwrite=overwrite, tell=print) as directory,
+    ):
         (directory / "config.json").write_text("half")
         raise error
     assert [path.name for path in tmp_path.iterdir()] == (["model"] if overwrite else [])
@@ -183,7 +186,7 @@ def test_what_cannot_be_put_in_place_is_refused_first(
     before = sorted(tmp_path.rglob("*"))
     with (
         pytest.raises(CheckpointError, match=r"got (the file|a )?.*wanted"),
-        written_aside(impossible[kind], overwrite=False, tell=print),
+        atomic_directory(impossible[kind], overwrite=False, tell=print),
     ):
         pytest.fail("the work began")
     assert sorted(tmp_path.rglob("*")) == before
@@ -209,7 +212,7 @@ def test_the_later_of_two_at_once_is_refused(exists: bool, by_link: bool, tmp_pa
     if exists:
         target.mkdir()
     (tmp_path / "link").symlink_to("model")
-    with written_aside(target, overwrite=False, tell=print) as directory:
+    with atomic_directory(target, overwrite=False, tell=print) as directory:
         (directory / "config.json").write_text("first")
         with pytest.raises(CheckpointError, match="another conversion is writing"):
             write(tmp_path / "link" if by_link else target, "second", overwrite=True)
@@ -221,7 +224,7 @@ def test_the_later_of_two_at_once_is_refused(exists: bool, by_link: bool, tmp_pa
 KILLED = """
 import os, sys
 from pathlib import Path
-from convert.aside import written_aside
+from convert.atomic_directory import atomic_directory
 rename, left = Path.rename, int(sys.argv[2])
 def dying(path, to):
     global left
@@ -230,7 +233,7 @@ def dying(path, to):
     left -= 1
     return rename(path, to)
 Path.rename = dying
-with written_aside(Path(sys.argv[1]), overwrite=True, tell=print) as new:
+with atomic_directory(Path(sys.argv[1]), overwrite=True, tell=print) as new:
     (new / "config.json").write_text("new")
     (new / "stray.txt").write_text("new")
     if left < 0:
@@ -264,7 +267,7 @@ def test_a_killed_conversion_is_mended_by_the_next(after: int, tmp_path: Path) -
     told: list[str] = []
     with (
         pytest.raises(RuntimeError),
-        written_aside(old, overwrite=True, tell=told.append),
+        atomic_directory(old, overwrite=True, tell=told.append),
     ):
         raise RuntimeError
     assert content(old) == ({"config.json": "new", "stray.txt": "new"} if is_new else model("old"))

@@ -20,8 +20,8 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.tree import flatten, nest
 from jaxpage.errors import CheckpointError, JaxpageError
+from jaxpage.formats.tree import flatten, nest
 from jaxpage.reading import MOST_JSON_BYTES, reading, reason
 
 # A save or a read costs tens of milliseconds however small it is, and its bytes in memory.
