@@ -12,7 +12,15 @@ import pytest
 from jaxpage.device.attention.reference import make_attention
 from jaxpage.device.types import LayerKV
 from jaxpage.errors import ConfigError
-from tests.device.attention_cases import TOLERANCES, Case, build, jitted, run, swapped, worst_error
+from tests.backends.attention_cases import (
+    TOLERANCES,
+    Case,
+    build,
+    jitted,
+    run,
+    swapped,
+    worst_error,
+)
 
 BACKENDS = ("reference", "xla")
 S = 4

@@ -13,8 +13,8 @@ from jaxpage import native
 from jaxpage.device.attention.reference import make_attention
 from jaxpage.device.types import LayerKV
 from jaxpage.errors import ConfigError
-from tests.device import test_attention as contract
-from tests.device.attention_cases import TOLERANCES, Case, build, run, worst_error
+from tests.backends import test_attention as contract
+from tests.backends.attention_cases import TOLERANCES, Case, build, run, worst_error
 
 NOWHERE = jnp.int32(2**30)
 """Slots from here on are dropped."""
