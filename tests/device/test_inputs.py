@@ -15,7 +15,7 @@ from jaxpage.errors import ConfigError
 
 def _lists(step: StepInput) -> dict[str, list]:
     """The fields of a step without groups and with one kind of rows."""
-    assert step.group_rows is None and step.prefix_lens is None and not step.num_decode_rows
+    assert step.group_rows is None and step.prefix_lens is None and not step.num_single
     leaves = {name: leaf for name, leaf in vars(step).items() if hasattr(leaf, "shape")}
     return {name: np.asarray(leaf).tolist() for name, leaf in leaves.items()}
 
@@ -79,10 +79,10 @@ def test_packing_is_undone_by_unpacking() -> None:
     inside = jax.jit(lambda vector: unpack(vector, shape))(vector)
     assert _lists(inside) == _lists(step)
     mixed = replace(
-        step, num_decode_rows=1, group_rows=np.eye(2, dtype=np.int32), prefix_lens=step.logit_index
+        step, num_single=1, group_rows=np.eye(2, dtype=np.int32), prefix_lens=step.logit_index
     )
     again = unpack(pack(mixed), StepShape.of(mixed))
-    assert again.num_decode_rows == 1 and again.group_rows.tolist() == [[1, 0], [0, 1]]
+    assert again.num_single == 1 and again.group_rows.tolist() == [[1, 0], [0, 1]]
     assert again.prefix_lens.tolist() == step.logit_index.tolist()
     unpack(vector, shape).context_lens[1] = 77  # views: the host fills a vector in place
     assert unpack(vector, shape).context_lens.tolist() == [3, 77]

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from jaxpage.config import EngineConfig
+from jaxpage.device.placement import Placement
 from jaxpage.engine.sampling_inputs import (
     MAX_STOP_IDS,
     SHORT_HISTORY_TOKENS,
+    STAGES,
     SamplingBuilder,
     check_fits,
 )
@@ -41,13 +43,15 @@ def request(**params: Any) -> Request:
 
 @pytest.fixture
 def builder() -> SamplingBuilder:
-    return SamplingBuilder(EngineConfig(max_model_len=2 * SHORT_HISTORY_TOKENS), VOCAB)
+    return SamplingBuilder(
+        EngineConfig(max_model_len=2 * SHORT_HISTORY_TOKENS), VOCAB, Placement(), STAGES
+    )
 
 
 def test_each_draw_has_its_row_and_padding_is_greedy(builder: SamplingBuilder) -> None:
     draws = (draw(1, temperature=0.5, top_k=-1, top_p=0.9), draw(2, temperature=2.0, top_k=10**6))
     sampling, num_top = builder.build(draws, 4)
-    assert num_top == 0 and sampling.edits is None and sampling.history is None
+    assert num_top == 0 and sampling.states == (None, None)
     assert np.asarray(sampling.temperature).tolist() == [0.5, 2.0, 0.0, 0.0]
     assert np.asarray(sampling.top_k).tolist() == [0, VOCAB, 0, 0]
     assert np.asarray(sampling.top_p).tolist() == pytest.approx([0.9, 1.0, 1.0, 1.0])
@@ -57,7 +61,8 @@ def test_each_draw_has_its_row_and_padding_is_greedy(builder: SamplingBuilder) -
 def test_edits_of_one_draw_leave_the_others_alone(builder: SamplingBuilder) -> None:
     edited = draw(1, logit_bias={5: -1.5}, allowed_token_ids=(0, 33), min_tokens=4)
     sampling, _ = builder.build((edited, draw(2, logprobs=1)), 2)
-    edits = sampling.edits
+    edits, history = sampling.states
+    assert history is None
     assert edits is not None
     assert np.asarray(edits.bias_ids)[:, :2].tolist() == [[5, VOCAB], [VOCAB, VOCAB]]
     assert np.asarray(edits.bias_values)[:, :2].tolist() == [[-1.5, 0.0], [0.0, 0.0]]
@@ -72,7 +77,7 @@ def test_a_history_is_short_or_as_long_as_the_model(
 ) -> None:
     history = tuple(range(50)) * 21
     sampling, _ = builder.build((draw(1, history[:length], presence_penalty=1.0), draw(2)), 2)
-    found = sampling.history
+    _, found = sampling.states
     assert found is not None and found.tokens.shape == (2, width)
     assert np.asarray(found.tokens)[0].tolist() == [*history[:length]] + [VOCAB] * (width - length)
     assert np.asarray(found.lengths).tolist() == [length, 0]
@@ -110,15 +115,14 @@ def test_a_history_that_grows_does_not_send_the_settings_again(builder: Sampling
     first, _ = builder.build((draw(1, (1, 2), presence_penalty=1.0),), 1)
     again, _ = builder.build((draw(1, (1, 2, 3), presence_penalty=1.0),), 1)
     assert again.temperature is first.temperature
-    assert again.history is not first.history
+    assert again.states[1] is not first.states[1]
 
 
 def test_more_min_tokens_than_any_length_hold_the_ends_back_for_ever(
     builder: SamplingBuilder,
 ) -> None:
     settings, _ = builder.build((draw(1, min_tokens=10**12, max_tokens=None),), 1)
-    assert settings.edits is not None
-    assert settings.edits.min_position.tolist() == [2**31 - 1]
+    assert settings.states[0].min_position.tolist() == [2**31 - 1]
 
 
 @pytest.mark.parametrize(

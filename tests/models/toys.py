@@ -35,6 +35,7 @@ class With(Xla):
         v: Array,
         layer_kv: LayerKV,
         step: StepInput,
+        *,
         spec: AttentionSpec,
     ) -> tuple[Array, LayerKV]:
         assert self.attend is not None

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpage.device import truncation
+from jaxpage.device.sampling import truncation
 from tests.device.sampling.oracle import kept
 
 WIDTH = 256
