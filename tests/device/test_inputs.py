@@ -118,3 +118,23 @@ def test_decode_mistakes_are_named() -> None:
         decode_input([1, 2], [0], [[1], [2]], 4)
     with pytest.raises(ConfigError, match="1 tokens, 2 prompt_lens"):
         decode_input([1], [0], [[1]], 4, prompt_lens=[1, 2])
+
+
+def test_draws_read_any_tokens_of_any_rows() -> None:
+    draws = [(1, -1), (0, 0), (0, -2), (1, 0), (0, 2)]
+    step = prefill_input([[1, 5, 9], [7]], [[1], [2]], 16, draws=draws, num_tokens=6)
+    assert step.tokens[step.logit_index].tolist() == [7, 1, 5, 7, 9]
+    for wrong in ((2, 0), (0, 3), (1, -2), (-1, 0)):
+        with pytest.raises(ConfigError, match="draw"):
+            prefill_input([[1, 5, 9], [7]], [[1], [2]], 16, draws=[wrong])
+
+
+def test_adapters_are_the_rows_and_padding_has_none() -> None:
+    step = prefill_input([[1, 5], [7]], [[1], [2]], 16, adapters=[3, 0], num_rows=4)
+    assert step.adapters.tolist() == [3, 0, 0, 0]
+    step = decode_input([1, 5], [0, 0], [[1], [2]], 16, adapters=[0, 2], num_rows=3)
+    assert step.adapters.tolist() == [0, 2, 0]
+    assert decode_input([1], [0], [[1]], 16).adapters is None
+    for wrong in ([1, 2, 3], [-1]):
+        with pytest.raises(ConfigError, match="adapters"):
+            decode_input([1, 5], [0, 0], [[1], [2]], 16, adapters=wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from jaxpage.backends import BACKENDS, PLAIN
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.device.types import unpack
-from jaxpage.engine.batch import StepInputBuilder
+from jaxpage.engine.batch import StepInputBuilder, draw_entries
 from jaxpage.engine.step_shapes import StepShapes
 from jaxpage.host.plan import Draw, PlannedRow, StepPlan
 from jaxpage.sampling_params import SamplingParams
@@ -82,3 +83,27 @@ def test_only_decode_has_one_token_in_every_row(num_seqs: int, attention: str) -
     for shape in shapes.all_shapes():
         assert shape.is_decode == (shape in decode | groups), shape
         assert shape.num_draws >= min(shape.num_rows, num_seqs), shape
+
+
+def test_each_draw_reads_the_token_it_names() -> None:
+    """Random plans, decode, packed and mixed: draws at any of their row's tokens."""
+    rng = random.Random(1)
+    for _ in range(200):
+        plan = random_plan(rng)
+        rows = []
+        for each in plan.rows:
+            asked = [rng.randint(-each.num_tokens, -1) for _ in range(rng.choice((0, 1, 1, 3)))]
+            offsets = [o + each.num_tokens * rng.choice((0, 1)) for o in asked]
+            draws = tuple(replace(each.draws[0], offset=offset) for offset in offsets)
+            ids = tuple(1000 * each.seq_id + place for place in range(each.num_tokens))
+            rows.append(each._replace(draws=draws, token_ids=ids, source=None))
+        plan = StepPlan(1, tuple(rows))
+        vector, shape = StepInputBuilder(SHAPES, CACHE).build(plan)
+        step = unpack(vector, shape)
+        count = SHAPES.num_draws(shape, len(plan.draws)) if plan.draws else 0
+        entries = draw_entries(plan, shape, count)
+        entries = np.arange(count) if entries is None else entries
+        assert len(plan.draws) <= len(entries) and (entries < shape.num_draws).all()
+        read = step.tokens[step.logit_index[entries[: len(plan.draws)]]].tolist()
+        want = [each.token_ids[draw.offset] for each in rows for draw in each.draws]
+        assert read == want, plan

@@ -109,7 +109,7 @@ def test_the_number_of_programs_is_bounded_by_construction(llm: LLM) -> None:
     assert [shape.num_tokens for shape in own] == [1, 2, 4, 16, 32]
     grouped = [2, 4] if llm.runner.shapes.has_groups else []
     assert [shape.num_tokens for shape in shapes if shape.num_groups] == grouped
-    assert [shape.num_tokens for shape in shapes if 0 < shape.num_single < shape.num_rows] == [
+    assert [shape.num_tokens for shape in mixed_shapes] == [
         4 + 16,
         4 + 32,
     ]

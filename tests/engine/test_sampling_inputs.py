@@ -5,16 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import Array
 
 from jaxpage.config import EngineConfig
 from jaxpage.device.placement import Placement
+from jaxpage.device.sampling.sample import sample
+from jaxpage.device.types import DrawInput
 from jaxpage.engine.sampling_inputs import (
     MAX_STOP_IDS,
     SHORT_HISTORY_TOKENS,
     STAGES,
+    Limits,
     SamplingBuilder,
+    Stage,
     check_fits,
 )
 from jaxpage.errors import RequestError
@@ -142,3 +148,28 @@ def test_what_no_step_can_hold_is_refused(params: dict[str, Any]) -> None:
 
 def test_stop_ids_that_are_not_held_back_have_no_bound() -> None:
     check_fits(request(stop_token_ids=range(3, VOCAB)), VOCAB)
+
+
+def test_a_stage_of_ones_own_is_packed_and_applied_after_the_others() -> None:
+    def pack(draws: tuple[Draw, ...], num_draws: int, limits: Limits) -> np.ndarray | None:
+        if not any(draw.params.top_k == 7 for draw in draws):
+            return None
+        state = np.zeros((num_draws, limits.vocab_size), np.float32)
+        for place, each in enumerate(draws):
+            state[place, 5] = 100 * (each.params.top_k == 7)
+        return state
+
+    def apply(logits: Array, state: Array, draw: DrawInput) -> Array:
+        return logits + state
+
+    stages = (*STAGES, Stage(pack, apply))
+    builder = SamplingBuilder(EngineConfig(max_model_len=64), VOCAB, Placement(), stages)
+    settings, _ = builder.build((draw(1, top_k=7, temperature=0.0), draw(2, temperature=0.0)), 4)
+    assert [state is None for state in settings.states] == [True, True, False]
+    nothing, _ = builder.build((draw(2, temperature=0.0),), 4)
+    assert nothing.states == (None, None, None)
+    given = DrawInput(jnp.zeros((4, 1)), jnp.zeros(4, jnp.int32), jnp.zeros(4, jnp.int32))
+    logits = jnp.zeros((4, VOCAB)).at[:, 9].set(1.0)
+    applied = tuple(stage.apply for stage in stages)
+    out = sample(logits, given, settings, stages=applied)
+    assert out.token_ids.tolist() == [5, 9, 9, 9]

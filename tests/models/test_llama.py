@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,8 +13,11 @@ import numpy as np
 import pytest
 from jax import Array
 
-from jaxpage.config import ModelConfig
+from jaxpage.config import AttentionSpec, ModelConfig
+from jaxpage.device.inputs import prefill_input
+from jaxpage.device.kv_cache import init_cache
 from jaxpage.device.types import LayerKV, StepInput
+from jaxpage.functional import forward
 from jaxpage.models import llama
 from jaxpage.models.registry import abstract_params, build_model, init_params
 from tests.models.toys import (
@@ -162,3 +167,32 @@ def test_the_block_is_traced_once_for_all_layers_and_calls() -> None:
     for _ in range(2):  # without an outer jit, as a researcher may call it
         hidden_of(model, params, step, counting)
     assert calls == [(2, config.num_heads, config.head_dim)]
+
+
+@dataclass(frozen=True, slots=True)
+class EverySecondLayerIsLocal(ModelConfig):
+    """Layer 1, 3, ... see three tokens."""
+
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        return AttentionSpec(scale=self.head_dim**-0.5, window=3 if layer % 2 else None)
+
+
+def test_layers_of_different_windows_are_traced_apart_and_see_their_own() -> None:
+    plain = toy_config(num_layers=4)
+    fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
+    config = EverySecondLayerIsLocal(**fields)
+    model, params, step = build_model(config), init_params(config), prompt_step([range(9)])
+    windows: list[int | None] = []
+
+    def recording(*args: Any) -> Any:
+        windows.append(args[-1].window)
+        return dense_attention(*args)
+
+    hidden, _ = hidden_of(model, params, step, recording)
+    assert sorted(windows, key=str) == [3, None]
+    cache = init_cache(config, num_blocks=3, block_size=4)
+    paged = prefill_input([list(range(9))], [[1, 2, 3]], 4)
+    _, got = forward(model, params, cache, paged)
+    np.testing.assert_allclose(got, logits_of(model, params, hidden)[-1:], atol=1e-5)
+    other, _ = hidden_of(build_model(plain), params, step, dense_attention)
+    assert np.abs(np.asarray(other[-1] - hidden[-1])).max() > 1e-4
