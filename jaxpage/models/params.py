@@ -7,15 +7,18 @@ also inside {"params": ...} as `model.init` returns them, also boxed with partit
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
 from jaxpage.config import ModelConfig
 from jaxpage.errors import ConfigError
 from jaxpage.models.registry import abstract_params
+from jaxpage.weights import Quantized
 
 Leaves = dict[tuple[str, ...], Any]
 
@@ -76,6 +79,25 @@ def _nest(leaves: Leaves) -> dict[str, Any]:
 
 def _checked_leaf(path: tuple[str, ...], leaf: Any, wanted: jax.ShapeDtypeStruct) -> Any:
     leaf = _unboxed(leaf)
+    if not isinstance(leaf, Quantized):
+        return _checked_array(path, leaf, wanted)
+    *out, size = wanted.shape
+    if path[-1] in ("bias", "scale") or leaf.group < 1 or size % leaf.group:
+        remedy = "quantise matrices alone, in groups that divide their last axis"
+        raise _wrong(path, f"one quantised in groups of {leaf.group}", wanted, remedy)
+    scales = (*out, size // leaf.group)
+    return replace(
+        leaf,
+        values=_checked_array(
+            (*path, "values"), leaf.values, jax.ShapeDtypeStruct(wanted.shape, jnp.int8)
+        ),
+        scales=_checked_array(
+            (*path, "scales"), leaf.scales, jax.ShapeDtypeStruct(scales, wanted.dtype)
+        ),
+    )
+
+
+def _checked_array(path: tuple[str, ...], leaf: Any, wanted: jax.ShapeDtypeStruct) -> Any:
     if isinstance(leaf, Tracer):
         raise _wrong(path, "a tracer", wanted, "build the engine outside of jit")
     if not isinstance(leaf, jax.Array | np.ndarray):

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpage.device import attention, attention_xla, kv_cache
+from jaxpage.backends import as_backend
+from jaxpage.config import AttentionSpec
+from jaxpage.device.attention.store import store_then_attend
+from jaxpage.device.attention.xla import decode_batch
 from jaxpage.device.types import LayerKV, StepInput
 
 TOLERANCES = {"float32": 4e-6, "bfloat16": 1.2e-2, "float16": 1.5e-3}
@@ -33,6 +36,7 @@ class Case:
     group: int = 1
     head_dim: int = 8
     window: int | None = None
+    soft_cap: float | None = None
     dtype: str = "float32"
     spare_rows: int = 0
     spare_tokens: int = 0
@@ -41,7 +45,7 @@ class Case:
     """Which row of `rows` stands at each place of the batch; its numbers go with it."""
     groups: tuple[tuple[tuple[int, ...], int], ...] = ()
     """(rows, tokens they share: whole blocks) of a decode step; places of the batch too."""
-    num_decode_rows: int = 0
+    num_single: int = 0
     """A mixed step: the first rows, one token each, padded to so many."""
     causal_shift: int = 0
     """Moves the oracle's mask: a wrong oracle, to prove that the comparison would notice."""
@@ -54,7 +58,7 @@ class Case:
     def num_padding_decodes(self) -> int:
         """Padding rows between the decode rows of a mixed step and the others."""
         live = next((i for i, (_, fed) in enumerate(self.rows) if fed > 1), len(self.rows))
-        return self.num_decode_rows - live if self.num_decode_rows else 0
+        return self.num_single - live if self.num_single else 0
 
     @property
     def num_rows(self) -> int:
@@ -76,13 +80,13 @@ class Case:
         tokens = sum(fed for _, fed in self.rows) + self.spare_tokens + self.num_padding_decodes
         if self.is_decode:
             return self.num_rows
-        return tokens + 1 if tokens == self.num_rows else tokens
+        return tokens
 
     @property
     def places(self) -> tuple[int | None, ...]:
         """The row at each place; None: padding."""
-        if self.num_decode_rows:
-            live = self.num_decode_rows - self.num_padding_decodes
+        if self.num_single:
+            live = self.num_single - self.num_padding_decodes
             rows = range(len(self.rows))
             return (*rows[:live], *[None] * self.num_padding_decodes, *rows[live:])
         return self.order or tuple(range(len(self.rows)))
@@ -146,24 +150,23 @@ def build(case: Case) -> Problem:
 def run(name: str, case: Case, problem: Problem | None = None) -> np.ndarray:
     """The backend's output, as float64."""
     problem = problem or build(case)
-    out, _ = jitted(name, case.window)(
+    out, _ = jitted(name, case.window, case.soft_cap)(
         problem.q, problem.k, problem.v, problem.layer_kv, jax.device_put(problem.step)
     )
     return np.asarray(out.astype(jnp.float32), np.float64)
 
 
 @cache
-def jitted(name: str, window: int | None) -> Any:
+def jitted(name: str, window: int | None, soft_cap: float | None = None) -> Any:
     """A backend by name, or "batch": the form of "xla" that only other devices than CPUs take."""
+    spec = AttentionSpec(scale=SCALE, window=window, soft_cap=soft_cap)
     if name != "batch":
-        return jax.jit(attention.make_attention(name, scale=SCALE, sliding_window=window))
+        return jax.jit(partial(as_backend(name).attention, spec=spec))
 
-    def batch(q: Any, k: Any, v: Any, layer_kv: LayerKV, step: StepInput) -> Any:
-        layer_kv = kv_cache.write_kv(layer_kv, k, v, step.slots)
-        scaled = q.astype(jnp.float32) * SCALE
-        return attention_xla.decode_batch(scaled, layer_kv, step, sliding_window=window), layer_kv
+    def attend(q: Any, layer_kv: LayerKV, step: StepInput, spec: AttentionSpec) -> Any:
+        return decode_batch(q.astype(jnp.float32) * spec.scale, layer_kv, step, spec=spec)
 
-    return jax.jit(batch)
+    return jax.jit(partial(store_then_attend, attend=attend, spec=spec))
 
 
 def worst_error(got: np.ndarray, problem: Problem) -> float:
@@ -190,6 +193,8 @@ def dense_attention(case: Case, queries: np.ndarray, history: np.ndarray) -> np.
         for head in range(queries.shape[1]):
             k = keys[first : last + 1, head // case.group]
             scores = k @ queries[index, head] * SCALE
+            if case.soft_cap is not None:
+                scores = case.soft_cap * np.tanh(scores / case.soft_cap)
             weights = np.exp(scores - scores.max(initial=-np.inf))
             v = values[first : last + 1, head // case.group]
             out[index, head] = weights @ v / weights.sum() if len(k) else 0
@@ -248,5 +253,5 @@ def _padding_step(
         logit_index=np.zeros(rows, np.int32),
         group_rows=group_rows if case.groups else None,
         prefix_lens=prefix_lens if case.groups else None,
-        num_decode_rows=case.num_decode_rows,
+        num_single=case.num_rows if case.is_decode else case.num_single,
     )

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpage.device.attention.reference import make_attention
+from jaxpage.backends import as_backend
+from jaxpage.config import AttentionSpec
 from jaxpage.device.types import LayerKV
 from jaxpage.errors import ConfigError
-from tests.device.attention_cases import TOLERANCES, Case, build, jitted, run, swapped, worst_error
+from tests.backends.attention_cases import (
+    TOLERANCES,
+    Case,
+    build,
+    jitted,
+    run,
+    swapped,
+    worst_error,
+)
 
 BACKENDS = ("reference", "xla")
 S = 4
@@ -35,13 +45,13 @@ CASES = {
     "mixed block size 1": Case(rows=((70, 1), (20, 5)), block_size=1, num_kv_heads=1, group=8),
     "mixed step": Case(
         rows=((50, 1), (1, 1), (23, 9), (0, 0), (17, 17)),
-        num_decode_rows=4,
+        num_single=4,
         group=3,
         spare_rows=1,
         spare_tokens=3,
     ),
     "mixed step window": Case(
-        rows=((LONG, 1), (90, 40)), num_decode_rows=1, window=17, spare_tokens=1, block_size=7
+        rows=((LONG, 1), (90, 40)), num_single=1, window=17, spare_tokens=1, block_size=7
     ),
     "shared": Case(
         rows=((LONG, 1), (270, 1), (9, 1), (260, 1), (31, 1), (40, 1), (0, 0)),
@@ -54,6 +64,13 @@ CASES = {
     ),
     "shared window": Case(
         rows=((LONG, 1), (200, 1), (170, 1)), groups=(((0, 1, 2), 168),), window=60, block_size=7
+    ),
+    "soft cap decode": Case(rows=((LONG, 1), (9, 1), (0, 0)), group=3, soft_cap=0.5, spare_rows=1),
+    "soft cap shared": Case(
+        rows=((LONG, 1), (270, 1), (9, 1)), groups=(((0, 1), 256),), window=200, soft_cap=0.5
+    ),
+    "soft cap mixed": Case(
+        rows=((50, 1), (90, 40), (17, 17)), num_single=2, window=17, soft_cap=0.5, spare_tokens=2
     ),
     "bfloat16": Case(rows=((LONG, 1), (20, 20)), dtype="bfloat16", group=3, block_size=16),
     "bfloat16 decode": Case(rows=((LONG, 1), (20, 1)), dtype="bfloat16", group=3, block_size=16),
@@ -68,6 +85,8 @@ REFERENCE = (
     "mixed step",
     "shared",
     "prefill window",
+    "soft cap decode",
+    "soft cap mixed",
     "bfloat16",
     "float16",
 )
@@ -77,6 +96,8 @@ BATCH = (
     "decode edges",
     "decode long beside short",
     "decode window",
+    "soft cap decode",
+    "soft cap shared",
     "bfloat16 decode",
 )
 PALLAS = (  # interpreted here; tests/pallas_kernels holds the kernels themselves to more
@@ -91,6 +112,8 @@ PALLAS = (  # interpreted here; tests/pallas_kernels holds the kernels themselve
     "shared",
     "shared by more than a tile",
     "shared window",
+    "soft cap decode",
+    "soft cap mixed",
     "bfloat16",
 )
 CHECKS = (
@@ -130,6 +153,7 @@ def test_the_tolerance_would_notice(name: str) -> None:
     assert worst_error(run("xla", case, swapped(problem)), problem) > 10 * tolerance
     assert worst_error(good, build(replace(case, causal_shift=-1))) > 5 * tolerance
     assert worst_error(good, build(replace(case, window=5))) > 5 * tolerance
+    assert worst_error(good, build(replace(case, soft_cap=1.0))) > 5 * tolerance
     nan = good.copy()
     nan[0, 0, 0] = np.nan
     assert worst_error(nan, problem) == np.inf
@@ -187,7 +211,7 @@ def test_write_and_attention_happen_in_place(name: str) -> None:
     case = replace(CASES[name], spare_width=100)
     problem = build(case)
     pool = jax.ShapeDtypeStruct((2**16, *problem.layer_kv.k.shape[1:]), jnp.float32)
-    attend = make_attention("xla", scale=1.0)
+    attend = partial(as_backend("xla").attention, spec=AttentionSpec(scale=1.0))
     compiled = (
         jax.jit(attend, donate_argnums=3)
         .lower(problem.q, problem.k, problem.v, LayerKV(k=pool, v=pool), problem.step)
@@ -223,4 +247,4 @@ def test_the_reference_is_differentiable_in_q_k_v() -> None:
 @pytest.mark.parametrize("name", ["paged", "flash", ""])
 def test_an_unavailable_backend_says_what_to_use(name: str) -> None:
     with pytest.raises(ConfigError, match="xla"):
-        make_attention(name, scale=1.0)
+        as_backend(name)

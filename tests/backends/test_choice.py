@@ -1,4 +1,4 @@
-"""What attention="auto" stands for on a CPU, with the native kernels built and without."""
+"""Which backend a name, or "auto" on a CPU, stands for, with the native kernels and without."""
 
 from __future__ import annotations
 
@@ -6,39 +6,54 @@ import logging
 
 import pytest
 
-from jaxpage import native
-from jaxpage.device.attention.reference import make_attention
+from jaxpage import backends, native
+from jaxpage.backends import BACKENDS, as_backend
+from jaxpage.backends.native import Native
+from jaxpage.backends.xla import Xla
+from jaxpage.device.ops import Backend
 from jaxpage.engine.options import EngineOptions
 from jaxpage.errors import ConfigError
-from jaxpage.models.registry import build_model
-from tests.models.toys import toy_config
 
 
 def test_auto_is_native_where_it_is_built(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(native, "is_built", lambda: True)
-    assert EngineOptions().attention_backend() == "native"
-    assert EngineOptions(attention="xla").attention_backend() == "xla"
+    monkeypatch.setattr(backends, "is_built", lambda: True)
+    assert EngineOptions().backend() == Native()
+    assert EngineOptions(attention="xla").backend() == Xla()
     assert not caplog.records
 
 
 def test_auto_without_it_is_xla_with_one_line(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(native, "is_built", lambda: False)
+    monkeypatch.setattr(backends, "is_built", lambda: False)
     with caplog.at_level(logging.WARNING):
-        assert EngineOptions().attention_backend() == "xla"
-        assert EngineOptions(attention="xla").attention_backend() == "xla"
+        assert EngineOptions().backend() == Xla()
+        assert EngineOptions(attention="xla").backend() == Xla()
     assert [record.getMessage() for record in caplog.records] == [native.MISSING]
     assert "\n" not in native.MISSING
 
 
 def test_asking_for_what_is_not_built_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "is_built", lambda: False)
+    monkeypatch.setattr(backends, "is_built", lambda: False)
     with pytest.raises(ConfigError, match="build_ext --inplace"):
-        make_attention("native", scale=0.123)
-    with pytest.raises(ConfigError, match="build_ext --inplace"):
-        build_model(toy_config(), ops="native")
-    with pytest.raises(ConfigError, match="ops"):
-        build_model(toy_config(), ops="eigen")  # type: ignore[arg-type]  # a wrong value
+        as_backend("native")
+    with pytest.raises(ConfigError, match="eigen"):
+        as_backend("eigen")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_backend_is_a_value_that_programs_can_be_keyed_by(name: str) -> None:
+    made = BACKENDS[name]()
+    assert isinstance(made, Backend)
+    assert made == BACKENDS[name]() and hash(made) == hash(BACKENDS[name]())
+    assert made != BACKENDS[name](shares_prefixes=False)
+    assert as_backend(made) is made
+
+
+def test_whether_rows_share_their_prefixes_is_the_backends() -> None:
+    assert EngineOptions(attention="xla").backend().reads_groups
+    for name in ("xla", "reference"):
+        own = EngineOptions(attention=name, shared_prefix_decode=False).backend()
+        assert not own.shares_prefixes and not own.reads_groups

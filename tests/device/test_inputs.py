@@ -15,7 +15,7 @@ from jaxpage.errors import ConfigError
 
 def _lists(step: StepInput) -> dict[str, list]:
     """The fields of a step without groups and with one kind of rows."""
-    assert step.group_rows is None and step.prefix_lens is None and not step.num_decode_rows
+    assert step.group_rows is None and step.prefix_lens is None and not step.num_single
     leaves = {name: leaf for name, leaf in vars(step).items() if hasattr(leaf, "shape")}
     return {name: np.asarray(leaf).tolist() for name, leaf in leaves.items()}
 
@@ -79,10 +79,10 @@ def test_packing_is_undone_by_unpacking() -> None:
     inside = jax.jit(lambda vector: unpack(vector, shape))(vector)
     assert _lists(inside) == _lists(step)
     mixed = replace(
-        step, num_decode_rows=1, group_rows=np.eye(2, dtype=np.int32), prefix_lens=step.logit_index
+        step, num_single=1, group_rows=np.eye(2, dtype=np.int32), prefix_lens=step.logit_index
     )
     again = unpack(pack(mixed), StepShape.of(mixed))
-    assert again.num_decode_rows == 1 and again.group_rows.tolist() == [[1, 0], [0, 1]]
+    assert again.num_single == 1 and again.group_rows.tolist() == [[1, 0], [0, 1]]
     assert again.prefix_lens.tolist() == step.logit_index.tolist()
     unpack(vector, shape).context_lens[1] = 77  # views: the host fills a vector in place
     assert unpack(vector, shape).context_lens.tolist() == [3, 77]
@@ -118,3 +118,23 @@ def test_decode_mistakes_are_named() -> None:
         decode_input([1, 2], [0], [[1], [2]], 4)
     with pytest.raises(ConfigError, match="1 tokens, 2 prompt_lens"):
         decode_input([1], [0], [[1]], 4, prompt_lens=[1, 2])
+
+
+def test_draws_read_any_tokens_of_any_rows() -> None:
+    draws = [(1, -1), (0, 0), (0, -2), (1, 0), (0, 2)]
+    step = prefill_input([[1, 5, 9], [7]], [[1], [2]], 16, draws=draws, num_tokens=6)
+    assert step.tokens[step.logit_index].tolist() == [7, 1, 5, 7, 9]
+    for wrong in ((2, 0), (0, 3), (1, -2), (-1, 0)):
+        with pytest.raises(ConfigError, match="draw"):
+            prefill_input([[1, 5, 9], [7]], [[1], [2]], 16, draws=[wrong])
+
+
+def test_adapters_are_the_rows_and_padding_has_none() -> None:
+    step = prefill_input([[1, 5], [7]], [[1], [2]], 16, adapters=[3, 0], num_rows=4)
+    assert step.adapters.tolist() == [3, 0, 0, 0]
+    step = decode_input([1, 5], [0, 0], [[1], [2]], 16, adapters=[0, 2], num_rows=3)
+    assert step.adapters.tolist() == [0, 2, 0]
+    assert decode_input([1], [0], [[1]], 16).adapters is None
+    for wrong in ([1, 2, 3], [-1]):
+        with pytest.raises(ConfigError, match="adapters"):
+            decode_input([1, 5], [0, 0], [[1], [2]], 16, adapters=wrong)

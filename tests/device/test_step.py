@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 from jax import Array
 
+from jaxpage import functional
+from jaxpage.backends import PLAIN
 from jaxpage.device import step as steps
 from jaxpage.device.inputs import decode_input, prefill_input
 from jaxpage.device.kv_cache import init_cache
+from jaxpage.device.ops import Model
 from jaxpage.device.sampling.settings import sampling_input
-from jaxpage.device.types import KVCache, Model, StepInput, StepShape, pack, unpack
+from jaxpage.device.types import KVCache, StepInput, StepShape, pack, unpack
 from tests.device.toy import CONFIG, Toy, init_params
 
 MODEL, PARAMS = Toy(), init_params()
@@ -32,7 +35,7 @@ def _cache() -> KVCache:
 
 @partial(jax.jit, static_argnames="attention")
 def _forward(cache: KVCache, step: StepInput, attention: str = "xla") -> tuple[KVCache, Array]:
-    return steps.forward(MODEL, PARAMS, cache, step, attention=attention)
+    return functional.forward(MODEL, PARAMS, cache, step, attention=attention)
 
 
 def _whole() -> np.ndarray:
@@ -66,8 +69,8 @@ def test_decoding_token_by_token_gives_the_same_logits() -> None:
 
 
 def test_a_generation_loop_takes_the_argmax_of_the_whole_sequence() -> None:
-    prefill = jax.jit(partial(steps.prefill, MODEL))
-    decode = jax.jit(partial(steps.decode, MODEL, attention="reference"))
+    prefill = jax.jit(partial(functional.prefill, MODEL))
+    decode = jax.jit(partial(functional.decode, MODEL, attention="reference"))
     cache, out = prefill(PARAMS, _cache(), prefill_input([B], [[1, 3]], SIZE))
     tokens = [*B, int(out.token_ids[0])]
     for _ in range(3):
@@ -95,7 +98,7 @@ def test_a_token_in_flight_feeds_the_next_step() -> None:
 
 
 def _assert_same_step(given: StepInput, known: StepInput, previous: Array, live: int) -> None:
-    run = jax.jit(partial(steps.hidden_step, MODEL))
+    run = jax.jit(partial(steps.hidden_step, MODEL, backend=PLAIN))
     _, draw, hidden = run(PARAMS, _cache(), given, previous)
     _, want_draw, want = run(PARAMS, _cache(), known, previous)
     np.testing.assert_array_equal(draw.token_ids, want_draw.token_ids)
@@ -108,7 +111,8 @@ def test_a_packed_step_with_a_donated_cache_updates_in_place() -> None:
     shape = StepShape.of(step)
 
     def run(params: Any, cache: KVCache, vector: Array, previous: Array) -> Any:
-        return steps.hidden_step(MODEL, params, cache, unpack(vector, shape), previous)
+        step = unpack(vector, shape)
+        return steps.hidden_step(MODEL, params, cache, step, previous, backend=PLAIN)
 
     cache = init_cache(CONFIG, num_blocks=4000, block_size=SIZE)
     pool_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
@@ -124,9 +128,9 @@ def test_a_packed_step_with_a_donated_cache_updates_in_place() -> None:
 
 def test_draw_samples_with_the_models_logits() -> None:
     step = prefill_input([A, B], TABLES, SIZE)
-    run = jax.jit(partial(steps.hidden_step, MODEL))
+    run = jax.jit(partial(steps.hidden_step, MODEL, backend=PLAIN))
     _, given, _ = run(PARAMS, _cache(), step, jnp.zeros(1, jnp.int32))
-    draw = jax.jit(partial(steps.draw, MODEL), static_argnames="num_token_ids")
+    draw = jax.jit(partial(steps.draw, MODEL, backend=PLAIN), static_argnames="num_token_ids")
     settings = sampling_input(2, temperature=[0.0, 1.0], top_k=[0, 1])
     for count in (V, 5):
         out = draw(PARAMS, given, settings, num_token_ids=count)
@@ -138,7 +142,14 @@ def test_prompt_log_probabilities_are_those_of_the_logits(slice_rows: int) -> No
     hidden = jax.random.normal(jax.random.key(1), (9, 16))
     targets = jnp.arange(9, dtype=jnp.int32) * 3
     got, ids, best = steps.prompt_logprobs(
-        MODEL, PARAMS, hidden, targets, num_top=4, slice_rows=slice_rows, num_token_ids=30
+        MODEL,
+        PARAMS,
+        hidden,
+        targets,
+        backend=PLAIN,
+        num_top=4,
+        slice_rows=slice_rows,
+        num_token_ids=30,
     )
     want = np.asarray(jax.nn.log_softmax((hidden @ PARAMS["head"])[:, :30]))
     np.testing.assert_allclose(got, want[np.arange(9), targets], atol=1e-5)
@@ -147,7 +158,7 @@ def test_prompt_log_probabilities_are_those_of_the_logits(slice_rows: int) -> No
 
 
 def test_prompt_log_probabilities_never_hold_all_logits() -> None:
-    run = partial(steps.prompt_logprobs, MODEL, num_top=4, slice_rows=16)
+    run = partial(steps.prompt_logprobs, MODEL, backend=PLAIN, num_top=4, slice_rows=16)
     hidden = jax.ShapeDtypeStruct((4096, 16), jnp.float32)
     targets = jax.ShapeDtypeStruct((4096,), jnp.int32)
     memory = jax.jit(run).lower(PARAMS, hidden, targets).compile().memory_analysis()
@@ -160,7 +171,7 @@ def test_gradients_go_through_the_reference() -> None:
     @jax.jit
     @jax.value_and_grad
     def loss(params: Any) -> Array:
-        _, logits = steps.forward(MODEL, params, _cache(), step, attention="reference")
+        _, logits = functional.forward(MODEL, params, _cache(), step, attention="reference")
         return jax.nn.log_softmax(logits)[:, 7].sum()
 
     value, gradients = loss(PARAMS)

@@ -26,16 +26,17 @@ class Toy:
     """Embedding and position plus attention over itself; the head is a matrix of its own."""
 
     config = CONFIG
+    head = ("head",)
 
     def apply(self, variables: Any, *args: Any, method: Any = None) -> Any:
         params = variables["params"]
         if method == "logits":
             return args[0] @ params["head"]
-        cache, step, attention = args
-        angle = step.positions[:, None].astype(jnp.float32) * jnp.arange(1.0, 17)[None]
-        x = params["embed"][step.tokens] + jnp.cos(angle)
+        tokens, positions, cache, ops = args
+        angle = positions[:, None].astype(jnp.float32) * jnp.arange(1.0, 17)[None]
+        x = params["embed"][tokens] + jnp.cos(angle)
         q = x.reshape(-1, 4, 4)
-        out, layer = attention(q, q[:, ::2], q[:, 1::2], cache[0], step)
+        out, layer = ops.attention(q, q[:, ::2], q[:, 1::2], cache[0], CONFIG.attention_spec(0))
         return x + out.reshape(x.shape), (layer,)
 
 

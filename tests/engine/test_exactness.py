@@ -72,7 +72,7 @@ def run(
     """The ids of all outputs, with a scheduler of its own over the same device."""
     cache = CacheConfig(num_blocks, llm.cache_config.block_size, swap_blocks)
     config = replace(llm.engine_config, **engine)
-    ladder = llm.runner.ladders.prefill_tokens
+    ladder = llm.runner.shapes.prefill_tokens
     scheduler = Scheduler(config, cache, prefill_ladder=ladder)
     own = LLMEngine(llm.runner, scheduler, llm._engine.requests)
     for index in list(range(len(work)))[::order]:

@@ -100,12 +100,19 @@ def test_a_warm_engine_compiles_nothing_whatever_the_settings(llm: LLM) -> None:
 
 def test_the_number_of_programs_is_bounded_by_construction(llm: LLM) -> None:
     ids(llm, PROMPTS, mixed())
-    shapes = llm.runner.ladders.all_shapes()
-    own = [shape for shape in shapes if not shape.num_decode_rows and not shape.num_groups]
+    shapes = llm.runner.shapes.all_shapes()
+    own = [
+        shape
+        for shape in shapes
+        if shape.num_single in (0, shape.num_rows) and not shape.num_groups
+    ]
     assert [shape.num_tokens for shape in own] == [1, 2, 4, 16, 32]
-    grouped = [2, 4] if llm.runner.ladders.has_groups else []
+    grouped = [2, 4] if llm.runner.shapes.has_groups else []
     assert [shape.num_tokens for shape in shapes if shape.num_groups] == grouped
-    assert [shape.num_tokens for shape in shapes if shape.num_decode_rows] == [4 + 16, 4 + 32]
+    assert [shape.num_tokens for shape in mixed_shapes] == [
+        4 + 16,
+        4 + 32,
+    ]
     keys = llm.runner.programs.keys()
     assert {key for key in keys if isinstance(key, StepShape)} <= set(shapes)
     draws = [key for key in keys if isinstance(key, tuple) and key[0] == "draw"]
@@ -117,7 +124,7 @@ def test_the_number_of_programs_is_bounded_by_construction(llm: LLM) -> None:
 def test_a_step_updates_the_pool_in_place(llm: LLM) -> None:
     ids(llm, PROMPTS, GREEDY)
     pool = sum(leaf.nbytes for leaf in llm.runner._cache)
-    for shape in llm.runner.ladders.all_shapes():
+    for shape in llm.runner.shapes.all_shapes():
         memory = llm.runner._forward_program(shape).memory_analysis()
         assert memory.alias_size_in_bytes == pool, shape
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import Array
 
 from jaxpage import LLM, ConfigError, SamplingParams
 from jaxpage.device.step import pack_draws
 from jaxpage.device.types import StepOutput, StepShape
 from jaxpage.engine.batch import to_result
-from jaxpage.engine.programs import places_read
 from jaxpage.host.plan import Draw, PlannedRow, StepPlan
+from jaxpage.models.registry import build_model, init_params
+from tests.models.toys import logits_of, toy_config
 from tests.tiny import MODEL_DIR
 
 
@@ -27,13 +26,14 @@ def test_a_closed_engine_says_so() -> None:
             call()
 
 
-def test_places_read_finds_what_a_function_computes_with() -> None:
-    def function(leaves: list[Array], scale: Array) -> Array:
-        table, _, bias = leaves
-        return jax.jit(lambda x: x @ table)(scale) + bias
-
-    leaves = [jnp.ones((2, 3)), jnp.ones(5), jnp.ones(3)]
-    assert places_read(function, leaves, jnp.ones(2)) == (0, 2)
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_draws_read_no_more_than_the_models_head(is_tied: bool) -> None:
+    config = toy_config(tie_word_embeddings=is_tied)
+    model, params = build_model(config), init_params(config)
+    assert model.head == (("embed",) if is_tied else ("lm_head",))
+    hidden = jnp.ones((2, config.hidden_size))
+    head = {name: params[name] for name in model.head}
+    np.testing.assert_array_equal(logits_of(model, head, hidden), logits_of(model, params, hidden))
 
 
 def test_a_packed_draw_comes_back_whole() -> None:
@@ -44,7 +44,8 @@ def test_a_packed_draw_comes_back_whole() -> None:
     drawn = np.asarray(pack_draws(output, 6))
     draws = tuple(Draw(i, 0, 0, SamplingParams(), 1, ()) for i in range(4))
     rows = tuple(PlannedRow(i, (5,), None, 0, 1, (1,), 1, (draws[i],)) for i in range(4))
-    result = to_result(StepPlan(1, rows, num_single=4), StepShape(4, 4, 1, 4), drawn, None, None)
+    plan, shape = StepPlan(1, rows, num_single=4), StepShape(4, 4, 1, 4, num_single=4)
+    result = to_result(plan, shape, drawn, None, None)
     assert drawn.shape == (3, 6) and not drawn[:, 4:].any()
     assert result.token_ids == ids.tolist()
     np.testing.assert_array_equal(np.float32(result.logprobs), values)

@@ -5,14 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import Array
 
 from jaxpage.config import EngineConfig
+from jaxpage.device.placement import Placement
+from jaxpage.device.sampling.sample import sample
+from jaxpage.device.types import DrawInput
 from jaxpage.engine.sampling_inputs import (
     MAX_STOP_IDS,
     SHORT_HISTORY_TOKENS,
+    STAGES,
+    Limits,
     SamplingBuilder,
+    Stage,
     check_fits,
 )
 from jaxpage.errors import RequestError
@@ -41,13 +49,15 @@ def request(**params: Any) -> Request:
 
 @pytest.fixture
 def builder() -> SamplingBuilder:
-    return SamplingBuilder(EngineConfig(max_model_len=2 * SHORT_HISTORY_TOKENS), VOCAB)
+    return SamplingBuilder(
+        EngineConfig(max_model_len=2 * SHORT_HISTORY_TOKENS), VOCAB, Placement(), STAGES
+    )
 
 
 def test_each_draw_has_its_row_and_padding_is_greedy(builder: SamplingBuilder) -> None:
     draws = (draw(1, temperature=0.5, top_k=-1, top_p=0.9), draw(2, temperature=2.0, top_k=10**6))
     sampling, num_top = builder.build(draws, 4)
-    assert num_top == 0 and sampling.edits is None and sampling.history is None
+    assert num_top == 0 and sampling.states == (None, None)
     assert np.asarray(sampling.temperature).tolist() == [0.5, 2.0, 0.0, 0.0]
     assert np.asarray(sampling.top_k).tolist() == [0, VOCAB, 0, 0]
     assert np.asarray(sampling.top_p).tolist() == pytest.approx([0.9, 1.0, 1.0, 1.0])
@@ -57,7 +67,8 @@ def test_each_draw_has_its_row_and_padding_is_greedy(builder: SamplingBuilder) -
 def test_edits_of_one_draw_leave_the_others_alone(builder: SamplingBuilder) -> None:
     edited = draw(1, logit_bias={5: -1.5}, allowed_token_ids=(0, 33), min_tokens=4)
     sampling, _ = builder.build((edited, draw(2, logprobs=1)), 2)
-    edits = sampling.edits
+    edits, history = sampling.states
+    assert history is None
     assert edits is not None
     assert np.asarray(edits.bias_ids)[:, :2].tolist() == [[5, VOCAB], [VOCAB, VOCAB]]
     assert np.asarray(edits.bias_values)[:, :2].tolist() == [[-1.5, 0.0], [0.0, 0.0]]
@@ -72,7 +83,7 @@ def test_a_history_is_short_or_as_long_as_the_model(
 ) -> None:
     history = tuple(range(50)) * 21
     sampling, _ = builder.build((draw(1, history[:length], presence_penalty=1.0), draw(2)), 2)
-    found = sampling.history
+    _, found = sampling.states
     assert found is not None and found.tokens.shape == (2, width)
     assert np.asarray(found.tokens)[0].tolist() == [*history[:length]] + [VOCAB] * (width - length)
     assert np.asarray(found.lengths).tolist() == [length, 0]
@@ -110,15 +121,14 @@ def test_a_history_that_grows_does_not_send_the_settings_again(builder: Sampling
     first, _ = builder.build((draw(1, (1, 2), presence_penalty=1.0),), 1)
     again, _ = builder.build((draw(1, (1, 2, 3), presence_penalty=1.0),), 1)
     assert again.temperature is first.temperature
-    assert again.history is not first.history
+    assert again.states[1] is not first.states[1]
 
 
 def test_more_min_tokens_than_any_length_hold_the_ends_back_for_ever(
     builder: SamplingBuilder,
 ) -> None:
     settings, _ = builder.build((draw(1, min_tokens=10**12, max_tokens=None),), 1)
-    assert settings.edits is not None
-    assert settings.edits.min_position.tolist() == [2**31 - 1]
+    assert settings.states[0].min_position.tolist() == [2**31 - 1]
 
 
 @pytest.mark.parametrize(
@@ -138,3 +148,28 @@ def test_what_no_step_can_hold_is_refused(params: dict[str, Any]) -> None:
 
 def test_stop_ids_that_are_not_held_back_have_no_bound() -> None:
     check_fits(request(stop_token_ids=range(3, VOCAB)), VOCAB)
+
+
+def test_a_stage_of_ones_own_is_packed_and_applied_after_the_others() -> None:
+    def pack(draws: tuple[Draw, ...], num_draws: int, limits: Limits) -> np.ndarray | None:
+        if not any(draw.params.top_k == 7 for draw in draws):
+            return None
+        state = np.zeros((num_draws, limits.vocab_size), np.float32)
+        for place, each in enumerate(draws):
+            state[place, 5] = 100 * (each.params.top_k == 7)
+        return state
+
+    def apply(logits: Array, state: Array, draw: DrawInput) -> Array:
+        return logits + state
+
+    stages = (*STAGES, Stage(pack, apply))
+    builder = SamplingBuilder(EngineConfig(max_model_len=64), VOCAB, Placement(), stages)
+    settings, _ = builder.build((draw(1, top_k=7, temperature=0.0), draw(2, temperature=0.0)), 4)
+    assert [state is None for state in settings.states] == [True, True, False]
+    nothing, _ = builder.build((draw(2, temperature=0.0),), 4)
+    assert nothing.states == (None, None, None)
+    given = DrawInput(jnp.zeros((4, 1)), jnp.zeros(4, jnp.int32), jnp.zeros(4, jnp.int32))
+    logits = jnp.zeros((4, VOCAB)).at[:, 9].set(1.0)
+    applied = tuple(stage.apply for stage in stages)
+    out = sample(logits, given, settings, stages=applied)
+    assert out.token_ids.tolist() == [5, 9, 9, 9]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,11 +13,21 @@ import numpy as np
 import pytest
 from jax import Array
 
-from jaxpage.config import ModelConfig
-from jaxpage.device.types import StepInput
+from jaxpage.config import AttentionSpec, ModelConfig
+from jaxpage.device.inputs import prefill_input
+from jaxpage.device.kv_cache import init_cache
+from jaxpage.device.types import LayerKV, StepInput
+from jaxpage.functional import forward
 from jaxpage.models import llama
 from jaxpage.models.registry import abstract_params, build_model, init_params
-from tests.models.toys import dense_attention, prompt_step, storing_attention, toy_config
+from tests.models.toys import (
+    dense_attention,
+    hidden_of,
+    logits_of,
+    prompt_step,
+    storing_attention,
+    toy_config,
+)
 
 
 def documented_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -62,12 +74,11 @@ def test_the_cache_is_updated_in_place_and_no_weight_is_copied(num_tokens: int) 
     config = toy_config(hidden_size=128, intermediate_size=512, head_dim=32, vocab_size=2048)
     model, params = build_model(config), abstract_params(config)
     pool = jax.ShapeDtypeStruct((65, 16, config.num_kv_heads, config.head_dim), jnp.float32)
-    cache = ((pool, pool), (pool, pool))
+    cache = (LayerKV(k=pool, v=pool),) * 2
 
     def forward(params: Any, cache: Any, step: StepInput) -> Any:
-        hidden, cache = model.apply({"params": params}, cache, step, storing_attention)
-        assert isinstance(hidden, Array)
-        return model.apply({"params": params}, hidden[step.logit_index], method="logits"), cache
+        hidden, cache = hidden_of(model, params, step, storing_attention, cache)
+        return logits_of(model, params, hidden[step.logit_index]), cache
 
     lowered = jax.jit(forward, donate_argnums=1).lower(
         params, cache, prompt_step([range(num_tokens)])
@@ -86,16 +97,18 @@ def test_each_layer_uses_its_own_weights_and_cache() -> None:
     config = toy_config(num_layers=3)
     params, step = init_params(config, 1), prompt_step([[5, 6, 7]])
 
-    def recording(q: Array, k: Array, v: Array, layer_kv: Any, step: Any) -> tuple[Array, Any]:
-        return q, layer_kv + jnp.sum(v)
+    def recording(q: Array, k: Array, v: Array, layer_kv: LayerKV, *_: Any) -> tuple[Array, Any]:
+        return q, LayerKV(k=layer_kv.k + jnp.sum(v), v=None)
 
-    cache = tuple(jnp.float32(10 * i) for i in range(3))
-    _, new_cache = build_model(config).apply({"params": params}, cache, step, recording)
-    seen = np.asarray(new_cache) - np.asarray(cache)
+    def sums(params: Any) -> np.ndarray:
+        cache = tuple(LayerKV(k=jnp.float32(10 * i), v=None) for i in range(3))
+        _, after = hidden_of(build_model(config), params, step, recording, cache)
+        return np.asarray([layer.k for layer in after])
+
+    seen = sums(params) - [0, 10, 20]
     assert len(set(seen.tolist())) == 3
     swapped = {**params, "layers_0": params["layers_2"], "layers_2": params["layers_0"]}
-    _, other = build_model(config).apply({"params": swapped}, cache, step, recording)
-    assert not np.allclose(np.asarray(other), np.asarray(new_cache))
+    assert not np.allclose(sums(swapped), sums(params))
 
 
 @pytest.mark.parametrize(
@@ -108,13 +121,13 @@ def test_activations_follow_the_dtype_and_logits_are_float32(dtype: str, tied: b
     assert {str(leaf.dtype) for leaf in jax.tree.leaves(params)} == {dtype}
     seen: list[Any] = []
 
-    def attention(q: Array, k: Array, v: Array, layer_kv: Any, step: Any) -> tuple[Array, Any]:
+    def attention(q: Array, k: Array, v: Array, *rest: Any) -> tuple[Array, Any]:
         seen.extend((q.dtype, k.dtype, v.dtype))
-        return dense_attention()(q, k, v, layer_kv, step)
+        return dense_attention(q, k, v, *rest)
 
     def forward(params: Any, step: StepInput) -> Any:
-        hidden, _ = model.apply({"params": params}, (None, None), step, attention)
-        return hidden, model.apply({"params": params}, hidden, method="logits")
+        hidden, _ = hidden_of(model, params, step, attention)
+        return hidden, logits_of(model, params, hidden)
 
     hidden, logits = jax.jit(forward)(params, prompt_step([[1, 2, 3]]))
     assert {str(each) for each in (*seen, hidden.dtype)} == {dtype}
@@ -130,9 +143,8 @@ def test_the_gradient_reaches_every_parameter() -> None:
     model, params, step = build_model(config), init_params(config), prompt_step([[1, 2, 3, 4]])
 
     def loss(params: Any) -> Array:
-        hidden, _ = model.apply({"params": params}, (None, None), step, dense_attention())
-        logits = model.apply({"params": params}, hidden, method="logits")
-        assert isinstance(logits, Array)
+        hidden, _ = hidden_of(model, params, step, dense_attention)
+        logits = logits_of(model, params, hidden)
         return -jnp.mean(jax.nn.log_softmax(logits)[:, 7])
 
     value, gradient = jax.jit(jax.value_and_grad(loss))(params)
@@ -148,10 +160,39 @@ def test_the_block_is_traced_once_for_all_layers_and_calls() -> None:
     model, params, step = build_model(config), init_params(config), prompt_step([[1, 2]])
     calls = []
 
-    def counting(q: Array, k: Array, v: Array, layer_kv: Any, step: Any) -> tuple[Array, Any]:
+    def counting(q: Array, k: Array, v: Array, layer_kv: Any, *_: Any) -> tuple[Array, Any]:
         calls.append(q.shape)
         return q, layer_kv
 
     for _ in range(2):  # without an outer jit, as a researcher may call it
-        model.apply({"params": params}, (None,) * 4, step, counting)
+        hidden_of(model, params, step, counting)
     assert calls == [(2, config.num_heads, config.head_dim)]
+
+
+@dataclass(frozen=True, slots=True)
+class EverySecondLayerIsLocal(ModelConfig):
+    """Layer 1, 3, ... see three tokens."""
+
+    def attention_spec(self, layer: int) -> AttentionSpec:
+        return AttentionSpec(scale=self.head_dim**-0.5, window=3 if layer % 2 else None)
+
+
+def test_layers_of_different_windows_are_traced_apart_and_see_their_own() -> None:
+    plain = toy_config(num_layers=4)
+    fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
+    config = EverySecondLayerIsLocal(**fields)
+    model, params, step = build_model(config), init_params(config), prompt_step([range(9)])
+    windows: list[int | None] = []
+
+    def recording(*args: Any) -> Any:
+        windows.append(args[-1].window)
+        return dense_attention(*args)
+
+    hidden, _ = hidden_of(model, params, step, recording)
+    assert sorted(windows, key=str) == [3, None]
+    cache = init_cache(config, num_blocks=3, block_size=4)
+    paged = prefill_input([list(range(9))], [[1, 2, 3]], 4)
+    _, got = forward(model, params, cache, paged)
+    np.testing.assert_allclose(got, logits_of(model, params, hidden)[-1:], atol=1e-5)
+    other, _ = hidden_of(build_model(plain), params, step, dense_attention)
+    assert np.abs(np.asarray(other[-1] - hidden[-1])).max() > 1e-4

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from jaxpage.config import ModelConfig, RopeScaling
-from jaxpage.device import step as device
 from jaxpage.device.inputs import prefill_input
 from jaxpage.device.kv_cache import init_cache
 from jaxpage.device.types import StepInput
+from jaxpage.functional import forward as run_forward
 from jaxpage.models.registry import build_model
 from tests.models.hf import reference_decode, reference_logits, twin
-from tests.models.toys import dense_attention, prompt_step, toy_config
+from tests.models.toys import dense_attention, hidden_of, logits_of, prompt_step, toy_config
 
 pytestmark = pytest.mark.torch
 
@@ -47,13 +47,12 @@ def ours(config: ModelConfig, params: dict[str, Any], step: StepInput) -> np.nda
 
 @functools.cache
 def compiled(config: ModelConfig) -> Callable[[dict[str, Any], StepInput], Any]:
-    model, cache = build_model(config), (None,) * config.num_layers
-    attention = dense_attention(config.sliding_window)
+    model = build_model(config)
 
     @jax.jit
     def forward(params: Any, step: StepInput) -> Any:
-        hidden, _ = model.apply({"params": params}, cache, step, attention)
-        return model.apply({"params": params}, hidden, method="logits")
+        hidden, _ = hidden_of(model, params, step, dense_attention)
+        return logits_of(model, params, hidden)
 
     return forward
 
@@ -103,7 +102,7 @@ def paged(
     """Logits [T, V] by way of the KV pool: the prompt in chunks of 16, then token by token."""
     model, block_size = build_model(config), 7
     table = [[5, 2, 7, 1, 6, 3]]
-    forward = jax.jit(lambda *args: device.forward(model, *args, attention=backend))
+    forward = jax.jit(lambda *args: run_forward(model, *args, attention=backend))
     cache, logits = init_cache(config, 7, block_size), []
     for start in (*range(0, prompt_len, 16), *range(prompt_len, len(ids))):
         chunk = ids[start : start + 16] if start < prompt_len else ids[start : start + 1]

@@ -9,9 +9,10 @@ import pytest
 from flax import linen as nn
 
 from jaxpage.config import ModelConfig
+from jaxpage.device.ops import Ops
 from jaxpage.errors import ConfigError
 from jaxpage.models.registry import abstract_params, build_model, init_params, num_params
-from tests.models.toys import dense_attention, prompt_step, toy_config
+from tests.models.toys import NO_KV, With, dense_attention, prompt_step, toy_config
 
 SMOLLM2 = ModelConfig(
     vocab_size=49152,
@@ -69,8 +70,9 @@ def test_init_is_repeatable_and_differs_by_seed_and_path() -> None:
 def test_a_model_of_a_config_can_be_initialised_by_linen_too() -> None:
     config = toy_config()
     model, step = build_model(config), prompt_step([[1, 2]])
+    ops = Ops.of(step, With(attend=dense_attention))
     variables = jax.eval_shape(
-        lambda: model.init(jax.random.key(0), (None, None), step, dense_attention())
+        lambda: model.init(jax.random.key(0), step.tokens, step.positions, (NO_KV,) * 2, ops)
     )
     assert variables["params"] == abstract_params(config)
 

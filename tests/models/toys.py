@@ -1,18 +1,63 @@
-"""Small configs, steps and attention functions that the tests of the models share."""
+"""Small configs, steps and forms of attention that the tests of the models share."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxpage.config import ModelConfig
-from jaxpage.device.types import StepInput
-from jaxpage.models.llama import AttentionFn
+from jaxpage.backends import PLAIN
+from jaxpage.backends.xla import Xla
+from jaxpage.config import AttentionSpec, ModelConfig
+from jaxpage.device.ops import Adapters, Backend, Model, Ops
+from jaxpage.device.types import LayerKV, StepInput
+
+Attend = Callable[[Array, Array, Array, LayerKV, StepInput, AttentionSpec], tuple[Array, LayerKV]]
+NO_KV = LayerKV(k=None, v=None)
+"""A layer's part of no pool."""
+
+
+@dataclass(frozen=True)
+class With(Xla):
+    """XLA's operations around another attention."""
+
+    attend: Attend | None = None
+
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        layer_kv: LayerKV,
+        step: StepInput,
+        *,
+        spec: AttentionSpec,
+    ) -> tuple[Array, LayerKV]:
+        assert self.attend is not None
+        return self.attend(q, k, v, layer_kv, step, spec)
+
+
+def hidden_of(
+    model: Model,
+    params: Any,
+    step: StepInput,
+    attend: Attend,
+    cache: Any = None,
+    adapters: Adapters | None = None,
+) -> tuple[Array, Any]:
+    """Every token's hidden state, and the cache; without one, no layer keeps anything."""
+    ops = Ops.of(step, With(attend=attend), adapters)
+    cache = (NO_KV,) * model.config.num_layers if cache is None else cache
+    return model.apply({"params": params}, step.tokens, step.positions, cache, ops)
+
+
+def logits_of(model: Model, params: Any, hidden: Array, backend: Backend = PLAIN) -> Array:
+    return model.apply({"params": params}, hidden, backend, method="logits")
 
 
 def toy_config(**changes: Any) -> ModelConfig:
@@ -54,36 +99,32 @@ def prompt_step(
     )
 
 
-def dense_attention(sliding_window: int | None = None) -> AttentionFn:
-    """Causal attention among the tokens of one step; keeps no cache."""
-
-    def attend(q: Array, k: Array, v: Array, layer_kv: Any, step: Any) -> tuple[Array, Any]:
-        num_tokens, num_heads, head_dim = q.shape
-        group = num_heads // k.shape[1]
-        keys, values = jnp.repeat(k, group, axis=1), jnp.repeat(v, group, axis=1)
-        token = jnp.arange(num_tokens, dtype=jnp.int32)
-        row = jnp.sum(token[:, None] >= step.query_starts[None, 1:], axis=1)
-        behind = step.positions[:, None] - step.positions[None, :]
-        seen = (row[:, None] == row[None, :]) & (behind >= 0)
-        if sliding_window is not None:
-            seen &= behind < sliding_window
-        scores = jnp.einsum("tnh,unh->ntu", q, keys).astype(jnp.float32) * head_dim**-0.5
-        weights = jax.nn.softmax(jnp.where(seen[None], scores, -jnp.inf), axis=-1)
-        return jnp.einsum("ntu,unh->tnh", weights.astype(v.dtype), values), layer_kv
-
-    return attend
+def dense_attention(
+    q: Array, k: Array, v: Array, layer_kv: LayerKV, step: StepInput, spec: AttentionSpec
+) -> tuple[Array, LayerKV]:
+    """Causal attention among the tokens of one step; keeps no cache, knows no soft cap."""
+    group = q.shape[1] // k.shape[1]
+    keys, values = jnp.repeat(k, group, axis=1), jnp.repeat(v, group, axis=1)
+    token = jnp.arange(q.shape[0], dtype=jnp.int32)
+    row = jnp.sum(token[:, None] >= step.query_starts[None, 1:], axis=1)
+    behind = step.positions[:, None] - step.positions[None, :]
+    seen = (row[:, None] == row[None, :]) & (behind >= 0)
+    if spec.window is not None:
+        seen &= behind < spec.window
+    scores = jnp.einsum("tnh,unh->ntu", q, keys).astype(jnp.float32) * spec.scale
+    weights = jax.nn.softmax(jnp.where(seen[None], scores, -jnp.inf), axis=-1)
+    return jnp.einsum("ntu,unh->tnh", weights.astype(v.dtype), values), layer_kv
 
 
 def storing_attention(
-    q: Array, k: Array, v: Array, layer_kv: tuple[Array, Array], step: Any
-) -> tuple[Array, tuple[Array, Array]]:
+    q: Array, k: Array, v: Array, layer_kv: LayerKV, step: StepInput, spec: AttentionSpec
+) -> tuple[Array, LayerKV]:
     """Writes k and v in place and reads one slot a token back: a backend's memory traffic."""
-    num_blocks, block_size, num_kv_heads, head_dim = layer_kv[0].shape
-    flat = (num_blocks * block_size, num_kv_heads, head_dim)
+    shape = layer_kv.k.shape
     k_pool, v_pool = (
-        pool.reshape(flat).at[step.slots].set(new, mode="drop", unique_indices=True)
-        for pool, new in zip(layer_kv, (k, v), strict=True)
+        pool.reshape(-1, *shape[2:]).at[step.slots].set(new, mode="drop", unique_indices=True)
+        for pool, new in ((layer_kv.k, k), (layer_kv.v, v))
     )
     read = k_pool[step.positions] + v_pool[step.positions]
-    out = q + jnp.repeat(read, q.shape[1] // num_kv_heads, axis=1)
-    return out, (k_pool.reshape(layer_kv[0].shape), v_pool.reshape(layer_kv[1].shape))
+    out = q + jnp.repeat(read, q.shape[1] // shape[2], axis=1)
+    return out, LayerKV(k=k_pool.reshape(shape), v=v_pool.reshape(shape))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 
 from jaxpage import native
-from jaxpage.device.attention.reference import make_attention
+from jaxpage.backends import as_backend
+from jaxpage.config import AttentionSpec
 from jaxpage.device.types import LayerKV
 from jaxpage.errors import ConfigError
-from tests.device import test_attention as contract
-from tests.device.attention_cases import TOLERANCES, Case, build, run, worst_error
+from tests.backends import test_attention as contract
+from tests.backends.attention_cases import TOLERANCES, Case, build, run, worst_error
 
 NOWHERE = jnp.int32(2**30)
 """Slots from here on are dropped."""
@@ -140,7 +142,7 @@ def test_pools_stay_in_place() -> None:
     """With the layer donated both pools are aliased, and no copy surrounds the custom call."""
     problem = build(replace(contract.CASES["decode long beside short"], spare_width=100))
     pool = jax.ShapeDtypeStruct((2**16, *problem.layer_kv.k.shape[1:]), jnp.float32)
-    attend = make_attention("native", scale=1.0)
+    attend = partial(as_backend("native").attention, spec=AttentionSpec(scale=1.0))
     compiled = (
         jax.jit(attend, donate_argnums=3)
         .lower(problem.q, problem.k, problem.v, LayerKV(k=pool, v=pool), problem.step)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxpage import native
 from jaxpage.native.library import require
-from tests.device import test_attention as contract
+from tests.backends import test_attention as contract
 from tests.native import test_attention, test_matmul, test_rowwise
 
 FEW = native.FEW_ROWS

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpage.device import sampling
+from jaxpage.device.sampling.sample import sample
 from jaxpage.device.sampling.settings import draw_history, logit_edits, sampling_input
 from jaxpage.device.types import DrawInput, SamplingInput, StepOutput
-from tests.device.sampling_oracle import Settings, column
+from tests.device.sampling.oracle import Settings, column
 
-run_sample = jax.jit(sampling.sample, static_argnames=("num_top", "num_token_ids"))
+run_sample = jax.jit(sample, static_argnames=("num_top", "num_token_ids"))
 
 
 NUM_TOP = 20

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpage.device import rows, sampling
+from jaxpage.device.sampling import per_row, sample
 from jaxpage.device.sampling.settings import sampling_input
 
 ASKED = jnp.array([False, True, True, False, True])
-FORMS = (rows._loop_over, rows._all_at_once)
+FORMS = (per_row._loop_over, per_row._all_at_once)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -44,7 +44,7 @@ def test_a_row_nobody_asked_for_is_not_computed(form: object) -> None:
     assert not calls
     run(ASKED, x, (x,)).block_until_ready()
     jax.effects_barrier()
-    assert len(calls) == 3 if form is rows._loop_over else calls
+    assert len(calls) == 3 if form is per_row._loop_over else calls
 
 
 def test_both_forms_draw_the_same_tokens() -> None:
@@ -52,7 +52,7 @@ def test_both_forms_draw_the_same_tokens() -> None:
     settings = sampling_input(
         5, temperature=1.0, top_k=[0, 5, 100, 0, 0], top_p=[1, 1, 0.9, 1, 0.8], seed=[*range(5)]
     )
-    greedy = sampling.Drawn(
+    greedy = sample.Drawn(
         token_ids=jnp.zeros(5, jnp.int32),
         logprobs=jnp.zeros(5),
         top_ids=jnp.zeros((5, 2), jnp.int32),
@@ -60,7 +60,7 @@ def test_both_forms_draw_the_same_tokens() -> None:
     )
     positions = jnp.arange(5, dtype=jnp.int32)
     a, b = (
-        jax.jit(form(sampling._draw_row))(ASKED, greedy, (logits, greedy, settings, positions))
+        jax.jit(form(sample._draw_row))(ASKED, greedy, (logits, greedy, settings, positions))
         for form in FORMS
     )
     np.testing.assert_array_equal(a.token_ids, b.token_ids)

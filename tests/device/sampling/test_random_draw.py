@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpage.device import random_draw
+from jaxpage.device.sampling import random_draw
 
 
 @pytest.mark.parametrize("seed", [0, 7, 2**32 + 5, 2**64 - 1])

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jaxpage.device.types import StepOutput
-from tests.device.sampling_helpers import sample_plain, sample_rows
-from tests.device.sampling_oracle import (
+from tests.device.sampling.helpers import sample_plain, sample_rows
+from tests.device.sampling.oracle import (
     Settings,
     edited_logits,
     log_softmax,

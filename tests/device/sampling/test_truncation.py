@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpage.device import truncation
-from tests.device.sampling_oracle import kept
+from jaxpage.device.sampling import truncation
+from tests.device.sampling.oracle import kept
 
 WIDTH = 256
 SIZE = 25 * WIDTH  # more blocks than the near search looks at, so that the far one runs too

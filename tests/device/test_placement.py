@@ -1,0 +1,96 @@
+"""Where arrays live: one device, or two under rules; and an engine on a mesh."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh, PartitionSpec
+
+import jaxpage as jp
+from jaxpage.device.placement import Placement
+from tests.models.toys import toy_config
+
+CONFIG = toy_config(max_position_embeddings=32)
+HEADS = PartitionSpec(None, None, "model")
+RULES = (
+    (r"qkv/kernel", PartitionSpec("model")),
+    (r"attention/out/kernel", PartitionSpec(None, "model")),
+    (r"gate_up/kernel", PartitionSpec(None, "model")),
+    (r"down/kernel", PartitionSpec(None, "model")),
+    (r"lm_head/kernel", PartitionSpec("model")),
+    (r"", PartitionSpec()),
+)
+
+
+def on_mesh(**changes: Any) -> Placement:
+    mesh = Mesh(np.array(jax.devices()[:2]), ("model",))
+    return Placement(**{"mesh": mesh, "rules": RULES, "pool": HEADS, **changes})
+
+
+def test_without_a_mesh_all_lies_on_one_device() -> None:
+    second = jax.devices()[1]
+    place = Placement(second)
+    for tree in (
+        place.put({"a": np.ones(3)}),
+        place.put_params({"a": np.ones(3)}),
+        place.put_pool(lambda: jp.init_cache(CONFIG, 2, 4)),
+    ):
+        assert {d for leaf in jax.tree.leaves(tree) for d in leaf.devices()} == {second}
+    assert Placement().first_device == jax.devices()[0]
+
+
+def test_rules_need_a_mesh_and_every_parameter_a_rule() -> None:
+    for given in ({"rules": RULES}, {"pool": HEADS}):
+        with pytest.raises(jp.ConfigError, match="mesh"):
+            Placement(**given)
+    with pytest.raises(jp.ConfigError, match="final_norm/scale"):
+        on_mesh(rules=RULES[:-1]).put_params({"final_norm": {"scale": np.ones(3)}})
+
+
+def test_a_step_on_two_devices_gives_the_same_logits_and_gathers_no_pool() -> None:
+    model, params = jp.build_model(CONFIG), jp.init_params(CONFIG, 2)
+    step = jax.device_get(jp.prefill_input([[1, 2, 3], [4]], [[1], [2]], 8))
+    _, want = jp.forward(model, params, jp.init_cache(CONFIG, 300, 8), jax.device_put(step))
+    place = on_mesh()
+    pool = place.put_pool(lambda: jp.init_cache(CONFIG, 300, 8))
+    assert all(leaf.sharding.spec == HEADS for leaf in jax.tree.leaves(pool))
+    shard = pool[0].k.addressable_shards[0].data
+    assert shard.shape[2] * 2 == CONFIG.num_kv_heads
+
+    @jax.jit
+    def forward(params: Any, pool: Any, step: Any) -> Any:
+        return jp.forward(model, params, pool, step)
+
+    given = (place.put_params(params), pool, place.put(step))
+    text = forward.lower(*given).compile().as_text()
+    assert "all-reduce" in text
+    gathered = re.findall(r"= \w+\[([\d,]*)\]\S* all-gather", text)
+    assert not any(shape.startswith(("301,", "2408,")) for shape in gathered), gathered
+    _, got = forward(*given)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_an_engine_on_a_mesh_draws_the_same_tokens() -> None:
+    from jaxpage.engine.build import build
+    from jaxpage.engine.options import EngineOptions
+
+    params = jp.init_params(CONFIG, 2)
+    options = EngineOptions(attention="xla", block_size=4, num_blocks=16, max_num_seqs=2)
+    greedy = jp.SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
+    found = []
+    for placement in (None, on_mesh()):
+        engine = build(options, config=CONFIG, params=params, placement=placement)
+        engine.add_request("a", [1, 2, 3, 4, 5], greedy)
+        last: dict[int, int] = {}
+        while engine.has_unfinished:
+            for update in engine.step():
+                last |= {len(last) + i: t for i, t in enumerate(update.token_ids)}
+        found.append(last)
+        if placement is not None:
+            for leaf in jax.tree.leaves(engine.runner._cache):
+                assert leaf.sharding.spec == HEADS
+    assert found[0] == found[1] and len(found[0]) == 5
