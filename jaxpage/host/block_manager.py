@@ -69,7 +69,7 @@ class BlockManager:
         self,
         cache: CacheConfig,
         *,
-        enable_prefix_caching: bool = False,
+        enable_prefix_caching: bool,
         hash_tokens: HashTokens = hash_tokens,
     ) -> None:
         """`hash_tokens`: any function will do; tests of clashes pass their own."""
@@ -105,10 +105,8 @@ class BlockManager:
             token_ids, namespace, most if most_tokens is None else min(most, most_tokens)
         )
 
-    def num_needed(self, num_tokens: int, hit: PrefixHit | None = None) -> int:
+    def num_needed(self, num_tokens: int, hit: PrefixHit) -> int:
         """Blocks of num_free that `open` takes; evictable blocks of the hit count among them."""
-        if hit is None:
-            return self.cache.blocks_for(num_tokens)
         num_evictable = 0
         for block in reversed(hit.block_ids):  # a block in use has its ancestors in use too
             if not self._prefixes.is_evictable(block):
@@ -116,15 +114,13 @@ class BlockManager:
             num_evictable += 1
         return self.cache.blocks_for(num_tokens) - len(hit.block_ids) + num_evictable
 
-    def open(self, seq_id: int, num_tokens: int, hit: PrefixHit | None = None) -> None:
+    def open(self, seq_id: int, num_tokens: int, hit: PrefixHit) -> None:
         """Gives a sequence a table for `num_tokens` tokens, hit.num_tokens of them stored.
 
-        There must be room. Without a hit, not even an empty one, nothing of it is ever cached.
+        There must be room.
         """
         self._check_new(seq_id)
         pool, size = self.pool, self.cache.block_size
-        caching = hit is not None and self._caching
-        hit = hit or PrefixHit()
         assert hit.last is None or hit.last.is_cached, f"a stale hit for sequence {seq_id}: {hit}"
         for block in hit.block_ids:
             pool.incref(block, size)
@@ -136,10 +132,10 @@ class BlockManager:
             num_stored=hit.num_tokens,
             num_writable=len(block_ids) * size,
             num_cached=len(hit.block_ids),
-            cache_at=hit.num_tokens + size if caching else None,
+            cache_at=hit.num_tokens + size if self._caching else None,
             parent=hit.last or hit.namespace,
             namespace=hit.namespace,
-            generation=self._prefixes.generation if caching else None,
+            generation=self._prefixes.generation if self._caching else None,
         )
 
     def fork(self, parent_seq_id: int, child_seq_id: int) -> None:

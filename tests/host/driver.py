@@ -142,7 +142,7 @@ class Driver:
                 news.error = update.error
 
     def check_done(self, request: Request) -> None:
-        """That a request nobody interfered with has ended as it must, wherever it ran."""
+        """That a request that was left alone has ended as it must, wherever it ran."""
         news = self.news[request.request_id]
         if (request.beam or len(news.samples) > 1) and not self.fits_alone(request):
             assert news.is_over

@@ -6,15 +6,18 @@ import pytest
 
 from jaxpage.config import CacheConfig
 from jaxpage.host.block_manager import BlockManager
+from jaxpage.host.prefix_cache import PrefixHit
 
 
 def manager(num_blocks: int = 6) -> BlockManager:
-    return BlockManager(CacheConfig(num_blocks=num_blocks, block_size=4))
+    return BlockManager(
+        CacheConfig(num_blocks=num_blocks, block_size=4), enable_prefix_caching=False
+    )
 
 
 def test_a_table_holds_what_was_asked_for_and_grows_by_one() -> None:
     blocks = manager()
-    blocks.open(1, 5)
+    blocks.open(1, 5, PrefixHit())
     assert len(blocks.table(1)) == 2 and blocks.num_blocks_to_write(1, 8) == 0
     before = blocks.table(1)
     assert blocks.table(1) is before
@@ -26,8 +29,8 @@ def test_a_table_holds_what_was_asked_for_and_grows_by_one() -> None:
 
 def test_slots_in_use_follow_what_is_stored() -> None:
     blocks = manager()
-    blocks.open(1, 5)
-    blocks.open(2, 1)
+    blocks.open(1, 5, PrefixHit())
+    blocks.open(2, 1, PrefixHit())
     blocks.store(1, 4)
     blocks.store(1, 5)
     blocks.store(2, 1)
@@ -41,8 +44,8 @@ def test_slots_in_use_follow_what_is_stored() -> None:
 
 def test_released_blocks_wait_for_their_step() -> None:
     blocks = manager()
-    blocks.open(1, 8)
-    blocks.open(2, 4)
+    blocks.open(1, 8, PrefixHit())
+    blocks.open(2, 4, PrefixHit())
     blocks.free(1, until_step=4)
     blocks.free(2, until_step=3)
     assert (blocks.num_free, blocks.num_held, blocks.pool.num_slots_allocated) == (3, 3, 0)
@@ -55,10 +58,10 @@ def test_released_blocks_wait_for_their_step() -> None:
 
 def test_a_freed_block_is_given_out_again() -> None:
     blocks = manager(2)
-    blocks.open(1, 8)
+    blocks.open(1, 8, PrefixHit())
     first = blocks.table(1)
     blocks.free(1, until_step=None)
-    blocks.open(2, 8)
+    blocks.open(2, 8, PrefixHit())
     assert blocks.table(2) == first
     with pytest.raises(KeyError):
         blocks.table(1)
@@ -66,8 +69,8 @@ def test_a_freed_block_is_given_out_again() -> None:
 
 def test_the_check_finds_a_block_in_two_tables() -> None:
     blocks = manager()
-    blocks.open(1, 4)
-    blocks.open(2, 4)
+    blocks.open(1, 4, PrefixHit())
+    blocks.open(2, 4, PrefixHit())
     blocks._tables[2] = blocks._tables[1]
     with pytest.raises(AssertionError, match="holders"):
         blocks.check_integrity()

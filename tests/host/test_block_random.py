@@ -1,4 +1,4 @@
-"""Any order of operations: the books agree after each, and every table shows what was written."""
+"""Any order of operations: integrity holds after each, and every table shows what was written."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class BlockMachine(RuleBasedStateMachine):
         self.model.reset()
 
     @invariant()
-    def books_agree(self) -> None:
+    def integrity_holds(self) -> None:
         if hasattr(self, "model"):
             self.model.blocks.check_integrity()
 

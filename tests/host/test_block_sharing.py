@@ -1,4 +1,4 @@
-"""Forked tables share what nobody writes, and copy a block just before its first write."""
+"""Forked tables share what none writes, and copy a block just before its first write."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from jaxpage.config import CacheConfig
 from jaxpage.host.block_manager import BlockManager
+from jaxpage.host.prefix_cache import PrefixHit
 from jaxpage.outputs import MappedBlock
 
 
@@ -53,8 +54,8 @@ def test_a_full_last_block_is_never_copied() -> None:
 
 
 def test_shared_room_that_is_empty_is_replaced_without_a_copy() -> None:
-    blocks = BlockManager(CacheConfig(6, 4))
-    blocks.open(1, 12)
+    blocks = BlockManager(CacheConfig(6, 4), enable_prefix_caching=False)
+    blocks.open(1, 12, PrefixHit())
     blocks.store(1, 4)
     blocks.fork(1, 2)
     assert blocks.num_blocks_to_write(2, 5) == 2
@@ -111,8 +112,8 @@ def test_samples_end_on_their_own() -> None:
 
 def test_beams_share_what_they_have_in_common() -> None:
     """Beam 4 over 64 tokens: far fewer blocks than four sequences of their own."""
-    blocks = BlockManager(CacheConfig(100, 4))
-    blocks.open(0, 5)
+    blocks = BlockManager(CacheConfig(100, 4), enable_prefix_caching=False)
+    blocks.open(0, 5, PrefixHit())
     blocks.store(0, 5)
     beams, num_ids, peak = [0], 1, 0
     for step in range(64):
@@ -140,7 +141,7 @@ def test_the_map_says_who_owns_what() -> None:
         blocks.store(seq_id, 3, tokens)
     blocks.fork(1, 3)
     blocks.free(2, until_step=1)
-    blocks.open(4, 1)
+    blocks.open(4, 1, PrefixHit())
     found = blocks.block_map()
     assert found.block_size == 2
     assert found.blocks == (

@@ -8,12 +8,13 @@ from jaxpage.config import CacheConfig
 from jaxpage.host.block_manager import BlockManager
 from jaxpage.host.moves import PendingMoves
 from jaxpage.host.plan import BlockMoves
+from jaxpage.host.prefix_cache import PrefixHit
 
 
 def shared(num_blocks: int = 4, num_swap_blocks: int = 0) -> BlockManager:
     """Sequences 1 and 2 share block 1, of which three slots of four are filled."""
-    blocks = BlockManager(CacheConfig(num_blocks, 4, num_swap_blocks))
-    blocks.open(1, 3)
+    blocks = BlockManager(CacheConfig(num_blocks, 4, num_swap_blocks), enable_prefix_caching=False)
+    blocks.open(1, 3, PrefixHit())
     blocks.store(1, 3)
     blocks.fork(1, 2)
     return blocks
@@ -77,9 +78,9 @@ def test_what_came_in_with_the_plan_may_leave_in_it() -> None:
 
 
 def test_host_blocks_are_reused_by_the_next_plan_only() -> None:
-    blocks = BlockManager(CacheConfig(2, 4, 1))
+    blocks = BlockManager(CacheConfig(2, 4, 1), enable_prefix_caching=False)
     for seq_id in (1, 2):
-        blocks.open(seq_id, 4)
+        blocks.open(seq_id, 4, PrefixHit())
         blocks.store(seq_id, 4)
     blocks.swap_out([1], until_step=None)
     blocks.take_moves()

@@ -1,4 +1,4 @@
-"""Who comes first, who gives way and how, and how much room is kept."""
+"""Which group comes first, which is preempted and how, and how much room is kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def group(
     return made
 
 
-def test_lower_priority_first_then_first_come_and_the_last_gives_way() -> None:
+def test_lower_priority_first_then_first_come_and_the_last_is_preempted() -> None:
     groups = sorted(
         (group(1, priority=2), group(3), group(2), group(4, priority=-1)), key=policy.rank
     )
@@ -27,12 +27,12 @@ def test_lower_priority_first_then_first_come_and_the_last_gives_way() -> None:
     assert policy.choose_victim(groups).arrival == 1
 
 
-def test_everybody_who_runs_has_a_block_to_grow_into() -> None:
+def test_every_running_row_has_a_block_to_grow_into() -> None:
     assert [policy.reserved_blocks(num_running, group(1)) for num_running in (0, 1, 5)] == [0, 2, 6]
     assert policy.reserved_blocks(5, group(1, n=4)) == 9
 
 
-def test_who_has_given_way_waits_for_more() -> None:
+def test_a_preempted_group_waits_for_more() -> None:
     counts = [policy.reserved_blocks(3, group(1, num_preemptions=count)) for count in (0, 1, 2, 9)]
     assert counts == [4, 8, 16, 64]
     assert policy.reserved_blocks(0, group(1, num_preemptions=9)) == 0

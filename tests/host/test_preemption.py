@@ -1,16 +1,23 @@
-"""Who gives way when blocks run out, what that keeps and what it must not cost."""
+"""Which group is preempted when blocks run out, what that keeps and what it must not cost."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 
+from jaxpage.host.policy import PressureCosts
 from jaxpage.host.preemption import preempt
 from tests.host.driver import BOTH_DEPTHS, engine, prompt, shape
-from tests.host.fake import expected, request
+from tests.host.fake import beam_request, expected, request
+
+Mode = Literal["auto", "recompute", "swap"]
+CHEAP_TOKENS = PressureCosts(seconds_per_token=1e-9)
+DEAR_TOKENS = PressureCosts(seconds_per_token=1.0)
 
 
 @BOTH_DEPTHS
-def test_the_newest_gives_way_and_nothing_said_changes(depth: int) -> None:
+def test_the_newest_is_preempted_and_no_token_changes(depth: int) -> None:
     driver = engine(num_blocks=8, depth=depth)
     batch = [request(str(i), prompt(8, i), max_tokens=16) for i in range(3)]
     for entry in batch:
@@ -28,8 +35,8 @@ def test_the_newest_gives_way_and_nothing_said_changes(depth: int) -> None:
     assert ends == ["0", "1", "2"]
 
 
-def test_one_gives_way_for_all_who_need_a_block() -> None:
-    """The blocks of who gave way come back with the step in flight: nobody else need go."""
+def test_one_is_preempted_for_all_that_need_a_block() -> None:
+    """Its blocks come back with the step in flight: no other need be preempted."""
     driver = engine(num_blocks=10, depth=1)
     batch = [request(str(i), prompt(7, i), max_tokens=12) for i in range(3)]
     for entry in batch:
@@ -46,7 +53,7 @@ def test_one_gives_way_for_all_who_need_a_block() -> None:
 
 
 @BOTH_DEPTHS
-def test_nobody_joins_only_to_give_way(depth: int) -> None:
+def test_no_group_joins_only_to_be_preempted(depth: int) -> None:
     driver = engine(num_blocks=5, depth=depth)
     driver.add(request("old", prompt(8), max_tokens=8))
     driver.step()
@@ -75,7 +82,7 @@ def test_a_preempted_prompt_above_the_chunk_budget_is_not_preempted_over_and_ove
 @BOTH_DEPTHS
 @pytest.mark.parametrize("num_steps", range(2, 9))
 def test_prompt_logprobs_survive_chunks_and_preemption(depth: int, num_steps: int) -> None:
-    """Wherever the prompt gives way: between chunks, with the first token in flight, after it."""
+    """Preempted anywhere: between chunks, with the first token in flight, after it."""
     driver = engine(num_blocks=20, depth=depth, max_num_batched_tokens=4)
     short = request("short", prompt(3), max_tokens=1)  # shifts the first chunks of the other
     new = request("new", prompt(20, 3), max_tokens=8, prompt_logprobs=1)
@@ -92,7 +99,7 @@ def test_prompt_logprobs_survive_chunks_and_preemption(depth: int, num_steps: in
 
 
 @BOTH_DEPTHS
-def test_a_token_in_flight_is_kept_when_its_sequence_gives_way(depth: int) -> None:
+def test_a_token_in_flight_is_kept_when_its_sequence_is_preempted(depth: int) -> None:
     driver = engine(num_blocks=6, depth=depth, max_num_seqs=2)
     old, new = request("old", prompt(8), max_tokens=12), request("new", prompt(3), max_tokens=8)
     driver.add(old)
@@ -172,3 +179,114 @@ def test_many_requests_lose_no_block(depth: int) -> None:
     assert counters.prompt_tokens == sum(len(entry.prompt_token_ids) for entry in batch)
     assert 1 < counters.mean_running <= 64
     assert 0.5 < counters.slot_utilisation <= 1
+
+
+@BOTH_DEPTHS
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("caching", [False, True])
+def test_both_ways_say_the_same(depth: int, mode: Mode, caching: bool) -> None:
+    driver = engine(
+        num_blocks=10,
+        depth=depth,
+        num_swap_blocks=10,
+        preemption=mode,
+        enable_prefix_caching=caching,
+    )
+    batch = [request(str(i), prompt(10, i), max_tokens=20) for i in range(12)]
+    for entry in batch:
+        driver.add(entry)
+    driver.run()
+    for entry in batch:
+        driver.check_done(entry)
+    counters = driver.scheduler.counters
+    assert (counters.preemptions_swap > 0) == (mode == "swap")
+    assert counters.preemptions_swap + counters.preemptions_recompute > 0
+    assert (counters.swapped_out_blocks > 0) == (mode == "swap")
+    assert max(driver.news[str(i)].num_preemptions for i in range(12)) <= 3
+    driver.check_idle()
+
+
+@BOTH_DEPTHS
+def test_a_host_pool_too_small_for_any_group_is_no_deadlock(depth: int) -> None:
+    driver = engine(num_blocks=10, depth=depth, num_swap_blocks=4, preemption="swap")
+    batch = [request(str(i), prompt(10, i), max_tokens=20) for i in range(12)]
+    for entry in batch:
+        driver.add(entry)
+    driver.run()
+    for entry in batch:
+        driver.check_done(entry)
+    assert driver.scheduler.counters.preemptions_recompute
+
+
+@pytest.mark.parametrize("costs", [CHEAP_TOKENS, DEAR_TOKENS])
+def test_auto_takes_the_cheaper(costs: PressureCosts) -> None:
+    driver = engine(num_blocks=8, num_swap_blocks=20, costs=costs)
+    for index in range(3):
+        driver.add(request(str(index), prompt(8, index), max_tokens=16))
+    driver.run()
+    counters = driver.scheduler.counters
+    assert bool(counters.preemptions_swap) == (costs is DEAR_TOKENS)
+    assert bool(counters.preemptions_recompute) == (costs is CHEAP_TOKENS)
+
+
+@BOTH_DEPTHS
+def test_swap_goes_on_when_the_host_is_full(depth: int) -> None:
+    driver = engine(num_blocks=12, depth=depth, num_swap_blocks=3, preemption="swap")
+    batch = [request(str(i), prompt(6, i), max_tokens=24) for i in range(30)]
+    for entry in batch:
+        driver.add(entry)
+    driver.run()
+    for entry in batch:
+        driver.check_done(entry)
+    assert all(plan.rows for plan in driver.plans)
+
+
+@BOTH_DEPTHS
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("kind", ["samples", "beams"])
+def test_a_group_goes_and_comes_back_whole(depth: int, mode: Mode, kind: str) -> None:
+    driver = engine(num_blocks=16, depth=depth, num_swap_blocks=16, preemption=mode)
+    old = request("old", prompt(8), max_tokens=40)
+    group = beam_request("group", prompt(9, 3), 3, max_tokens=12)
+    if kind == "samples":
+        group = request("group", prompt(9, 3), n=3, temperature=1.0, max_tokens=12)
+    driver.add(old)
+    driver.add(group)
+    driver.run()
+    driver.check_done(old)
+    driver.check_done(group)
+    assert driver.news["old"].num_preemptions == 0
+    driver.check_idle()
+
+
+@BOTH_DEPTHS
+def test_a_swapped_request_is_aborted(depth: int) -> None:
+    driver = engine(num_blocks=8, depth=depth, num_swap_blocks=8, preemption="swap")
+    batch = [request(str(i), prompt(8, i), max_tokens=16) for i in range(3)]
+    for entry in batch:
+        driver.add(entry)
+    for _ in range(40):
+        if driver.scheduler.counters.preemptions_swap:
+            break
+        driver.step()
+    assert driver.scheduler.counters.preemptions_swap and driver.scheduler.abort("2")
+    driver.scheduler.check_integrity()
+    driver.run()
+    driver.check_done(batch[0])
+    driver.check_done(batch[1])
+    driver.check_idle()
+
+
+@BOTH_DEPTHS
+def test_priorities_under_pressure(depth: int) -> None:
+    """Each ends exactly once, says what it says alone, and the first in rank is never preempted."""
+    driver = engine(num_blocks=6, block_size=16, depth=depth, max_num_batched_tokens=15)
+    batch = [request(str(i), prompt(20, i), max_tokens=40, priority=4 - i) for i in range(5)]
+    for entry in batch:
+        driver.add(entry)
+    driver.run()
+    for entry in batch:
+        driver.check_done(entry)
+    assert driver.news["4"].num_preemptions == 0
+    assert driver.scheduler.counters.generated_tokens == 5 * 40
+    assert shape(driver.plans[0])[0][0] == driver.seq_ids["4"]

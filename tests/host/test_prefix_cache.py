@@ -58,7 +58,7 @@ def test_a_hit_is_shared_while_it_is_used_and_costs_its_idle_blocks() -> None:
     assert blocks.num_needed(7, hit) == 2
     end(blocks, 1)
     assert (blocks.num_free, blocks.pool.refs.num_evictable) == (8, 2)
-    assert blocks.num_needed(7, hit) == 4, "idle blocks stop being free"
+    assert blocks.num_needed(7, hit) == 4, "evictable blocks stop being free"
     blocks.open(2, 7, hit)
     assert (blocks.num_free, blocks.pool.refs.num_evictable, blocks.num_stored(2)) == (4, 0, 4)
     assert blocks.table(2)[:2] == hit.block_ids
@@ -99,22 +99,21 @@ def test_a_block_that_waits_for_a_step_is_a_hit() -> None:
     blocks.check_integrity()
 
 
-def test_nothing_is_cached_without_a_hit_or_with_caching_off() -> None:
-    off = BlockManager(CacheConfig(4, 2))
-    for blocks, hit in ((manager(4), None), (off, off.match([1, 2]))):
-        blocks.open(1, 2, hit)
-        blocks.store(1, 2, [1, 2])
-        end(blocks, 1)
-        assert blocks.match([1, 2, 3]).num_tokens == 0 == blocks.pool.refs.num_evictable
+def test_nothing_is_cached_with_caching_off() -> None:
+    blocks = BlockManager(CacheConfig(4, 2), enable_prefix_caching=False)
+    blocks.open(1, 2, blocks.match([1, 2]))
+    blocks.store(1, 2, [1, 2])
+    end(blocks, 1)
+    assert blocks.match([1, 2, 3]).num_tokens == 0 == blocks.pool.refs.num_evictable
 
 
-def test_one_who_takes_no_hit_is_found_by_others() -> None:
+def test_one_that_takes_no_hit_is_found_by_others() -> None:
     blocks = manager(8)
     run(blocks, 1, "abc")
     tokens = [ord(letter) for letter in "abcd"]
     blocks.open(2, 4, PrefixHit())
     blocks.store(2, 4, tokens)
-    assert blocks.table(2)[0] == blocks.table(1)[0], "its copy gave way to the cached block"
+    assert blocks.table(2)[0] == blocks.table(1)[0], "its copy was replaced by the cached block"
     assert hit_tokens(blocks, "abcde") == 4
     blocks.check_integrity()
 
@@ -136,8 +135,8 @@ def test_equal_prompts_in_one_step_end_up_sharing() -> None:
     blocks.check_integrity()
 
 
-def test_a_shared_private_block_does_not_give_way() -> None:
-    """Who shares it would lose the ancestors of what both show after it."""
+def test_a_shared_private_block_is_not_replaced() -> None:
+    """Tables that share it would lose the ancestors of what both have after it."""
     blocks = manager(12)
     for seq_id in (1, 2):
         blocks.open(seq_id, 4, blocks.match([9]))
@@ -161,12 +160,12 @@ def test_the_least_recently_used_leaf_goes_first_and_is_never_found_again() -> N
     run(blocks, 2, "xyzw")
     end(blocks, 1, 2)
     assert run(blocks, 3, "abcq") == 2, "a b is used again"
-    end(blocks, 3)  # idle, oldest first: cd, zw, xy, cq, ab
+    end(blocks, 3)  # evictable, oldest first: cd, zw, xy, cq, ab
     want = [("abcd!", 4), ("xyzw!", 4), ("abcq!", 4)]
     assert [hit_tokens(blocks, text) for text, _ in want] == [4, 4, 4]
     found: list[list[int]] = []
     for seq_id in range(10, 16):
-        blocks.open(seq_id, 1)
+        blocks.open(seq_id, 1, PrefixHit())
         blocks.check_integrity()
         found.append([hit_tokens(blocks, text) for text, _ in want])
     assert found == [[4, 4, 4], [2, 4, 4], [2, 2, 4], [2, 0, 4], [2, 0, 2], [0, 0, 0]]
@@ -189,7 +188,7 @@ def test_a_stale_hit_is_refused() -> None:
     run(blocks, 1, "abc")
     end(blocks, 1)
     hit = blocks.match([ord(letter) for letter in "abc"])
-    blocks.open(2, 4)
+    blocks.open(2, 4, PrefixHit())
     with pytest.raises(AssertionError, match="stale hit"):
         blocks.open(3, 3, hit)
 
@@ -215,7 +214,7 @@ def test_salts_and_other_kinds_of_key_never_meet() -> None:
 
 
 @pytest.mark.parametrize("hash_block", [hash_tokens, constant_hash])
-def test_clashing_hashes_serve_nobody_elses_blocks(hash_block: HashTokens) -> None:
+def test_clashing_hashes_serve_no_other_prompts_blocks(hash_block: HashTokens) -> None:
     blocks = manager(80, hash_tokens=hash_block)
     prompts = [f"{a}{b}cdef" for a in "abcd" for b in "abcde"]
     assert [run(blocks, seq_id, text) for seq_id, text in enumerate(prompts)] == [0] * 20

@@ -1,4 +1,4 @@
-"""The waiting queue against a sorted list: who is first, who left, who came back."""
+"""The waiting queue against a sorted list: which is first, which left, which came back."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_the_first_is_of_the_lowest_priority_then_the_oldest() -> None:
     assert queue.first() is None and len(queue) == 0
 
 
-def test_looking_at_the_first_takes_nobody_out() -> None:
+def test_looking_at_the_first_takes_none_out() -> None:
     queue, only = WaitingQueue(), group(1)
     queue.push(only)
     assert queue.first() is queue.first() is only
     assert only.is_waiting and len(queue) == 1
 
 
-def test_who_leaves_from_the_middle_is_neither_served_nor_listed() -> None:
+def test_one_that_leaves_from_the_middle_is_neither_served_nor_listed() -> None:
     queue, groups = WaitingQueue(), [group(arrival) for arrival in range(1, 6)]
     for each in groups:
         queue.push(each)
@@ -52,7 +52,7 @@ def test_who_leaves_from_the_middle_is_neither_served_nor_listed() -> None:
     assert drained(queue) == [2, 4, 5]
 
 
-def test_who_comes_back_while_his_old_entry_is_still_inside_counts_once() -> None:
+def test_one_that_comes_back_while_its_old_entry_is_still_inside_counts_once() -> None:
     queue, groups = WaitingQueue(), [group(arrival) for arrival in (1, 2, 3)]
     for each in groups:
         queue.push(each)
@@ -64,7 +64,7 @@ def test_who_comes_back_while_his_old_entry_is_still_inside_counts_once() -> Non
     assert drained(queue) == [1, 2, 3]
 
 
-def test_nobody_waits_twice_and_only_who_waits_can_leave() -> None:
+def test_none_waits_twice_and_only_one_that_waits_can_leave() -> None:
     queue, one = WaitingQueue(), group(1)
     with pytest.raises(AssertionError, match="does not wait: 1"):
         queue.remove(one)

@@ -1,4 +1,4 @@
-"""Random operations: the books agree after each, and every request says what it says alone."""
+"""Random operations: integrity holds after each, and every request says what it says alone."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.driver.scheduler.reset_prefix_cache()
 
     @invariant()
-    def books_agree(self) -> None:
+    def integrity_holds(self) -> None:
         self.driver.scheduler.check_integrity()
 
     def teardown(self) -> None:

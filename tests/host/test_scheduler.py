@@ -232,3 +232,14 @@ def test_a_third_plan_is_refused() -> None:
     assert driver.scheduler.schedule() and driver.scheduler.schedule()
     with pytest.raises(AssertionError, match="two plans are unread"):
         driver.scheduler.schedule()
+
+
+def test_no_stream_stalls_behind_a_long_prompt() -> None:
+    driver = engine(max_num_batched_tokens=8)
+    driver.add(request("short", prompt(4), max_tokens=20))
+    driver.step()
+    driver.add(request("long", prompt(60), max_tokens=2))
+    driver.run()
+    first = [plan.rows[0].seq_id for plan in driver.plans[:20]]
+    assert first == [1] * 20
+    assert all(plan.num_tokens <= 8 for plan in driver.plans)

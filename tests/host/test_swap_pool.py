@@ -1,4 +1,4 @@
-"""A gang leaves for the host and comes back shared as it was."""
+"""A group leaves for the host and comes back shared as it was."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import pytest
 
 from jaxpage.config import CacheConfig
 from jaxpage.host.block_manager import BlockManager
+from jaxpage.host.prefix_cache import PrefixHit
 
 
-def gang(num_swap_blocks: int, *, caching: bool = False, num_blocks: int = 8) -> BlockManager:
+def samples(num_swap_blocks: int, *, caching: bool = False, num_blocks: int = 8) -> BlockManager:
     """Samples 1 and 2: a shared block of 4, then one of their own each with two tokens."""
     config = CacheConfig(num_blocks, 4, num_swap_blocks)
     blocks = BlockManager(config, enable_prefix_caching=caching)
@@ -24,7 +25,7 @@ def gang(num_swap_blocks: int, *, caching: bool = False, num_blocks: int = 8) ->
 
 
 def test_shared_blocks_move_once_each_way_and_are_shared_again() -> None:
-    blocks = gang(3)
+    blocks = samples(3)
     before = [blocks.table(seq_id) for seq_id in (1, 2)]
     assert blocks.num_to_swap_out([1, 2]) == 3 and blocks.can_swap_out([1, 2])
     assert blocks.swap_out([1, 2], until_step=None) == 3
@@ -48,22 +49,22 @@ def test_shared_blocks_move_once_each_way_and_are_shared_again() -> None:
 
 
 def test_without_room_on_the_host_nothing_is_possible() -> None:
-    assert not gang(2).can_swap_out([1, 2])
-    assert not gang(0).can_swap_out([1])
-    assert gang(2).can_swap_out([1])
+    assert not samples(2).can_swap_out([1, 2])
+    assert not samples(0).can_swap_out([1])
+    assert samples(2).can_swap_out([1])
 
 
 def test_only_what_is_filled_moves() -> None:
-    blocks = BlockManager(CacheConfig(8, 4, 4))
-    blocks.open(1, 16)
+    blocks = BlockManager(CacheConfig(8, 4, 4), enable_prefix_caching=False)
+    blocks.open(1, 16, PrefixHit())
     blocks.store(1, 5)
     assert blocks.swap_out([1], until_step=None) == 2
     blocks.swap_in([1])
     assert len(blocks.table(1)) == 2 and blocks.num_blocks_to_write(1, 4) == 1
 
 
-def test_a_block_that_others_show_leaves_in_copy_only() -> None:
-    blocks = gang(3)
+def test_a_block_in_other_tables_leaves_in_copy_only() -> None:
+    blocks = samples(3)
     shared = blocks.table(1)[0]
     blocks.swap_out([1], until_step=None)
     assert blocks.take_moves().swap_out[0] == (shared, 0)
@@ -72,7 +73,7 @@ def test_a_block_that_others_show_leaves_in_copy_only() -> None:
 
 
 def test_what_the_cache_still_has_does_not_move_back() -> None:
-    blocks = gang(3, caching=True)
+    blocks = samples(3, caching=True)
     cached = blocks.table(1)[0]
     blocks.swap_out([1, 2], until_step=None)
     assert len(blocks.take_moves().swap_out) == 3, "it may be evicted meanwhile"
@@ -89,10 +90,10 @@ def test_what_the_cache_still_has_does_not_move_back() -> None:
 
 
 def test_what_was_evicted_meanwhile_comes_back_and_is_cached_again() -> None:
-    blocks = gang(3, caching=True)
+    blocks = samples(3, caching=True)
     blocks.swap_out([1, 2], until_step=None)
     blocks.take_moves()
-    blocks.open(9, 32)
+    blocks.open(9, 32, PrefixHit())
     blocks.free(9, until_step=None)
     assert (blocks.pool.refs.num_evictable, blocks.match([1, 2, 3, 4, 5]).num_tokens) == (0, 0)
     assert blocks.swap_in([1, 2]) == 3
@@ -104,7 +105,7 @@ def test_what_was_evicted_meanwhile_comes_back_and_is_cached_again() -> None:
 
 
 def test_a_reset_meanwhile_is_not_undone() -> None:
-    blocks = gang(3, caching=True)
+    blocks = samples(3, caching=True)
     blocks.swap_out([1, 2], until_step=None)
     blocks.take_moves()
     blocks.reset_prefix_cache()
@@ -116,15 +117,15 @@ def test_a_reset_meanwhile_is_not_undone() -> None:
 
 
 def test_blocks_may_wait_for_a_step_instead() -> None:
-    blocks = gang(3)
+    blocks = samples(3)
     blocks.swap_out([1, 2], until_step=7)
     assert (blocks.num_free, blocks.num_held) == (5, 3)
     blocks.step_read(7)
     assert (blocks.num_free, blocks.num_held) == (8, 0)
 
 
-def test_who_ends_on_the_host_gives_its_blocks_back_and_moves_nothing() -> None:
-    blocks = gang(3)
+def test_what_ends_on_the_host_gives_its_blocks_back_and_moves_nothing() -> None:
+    blocks = samples(3)
     blocks.swap_out([1, 2], until_step=None)
     blocks.free_swapped(1)
     blocks.check_integrity()
@@ -136,7 +137,7 @@ def test_who_ends_on_the_host_gives_its_blocks_back_and_moves_nothing() -> None:
 
 
 def test_what_the_plan_reads_is_not_free_when_another_sharer_ends() -> None:
-    blocks = gang(3)
+    blocks = samples(3)
     blocks.swap_out([1, 2], until_step=None)
     blocks.take_moves()
     blocks.swap_in([1])
@@ -149,7 +150,7 @@ def test_what_the_plan_reads_is_not_free_when_another_sharer_ends() -> None:
 
 @pytest.mark.parametrize("damage", ["lost", "twice"])
 def test_the_check_finds_damage(damage: str) -> None:
-    blocks = gang(4)
+    blocks = samples(4)
     blocks.swap_out([1, 2], until_step=None)
     if damage == "lost":
         blocks._host._free.pop()
