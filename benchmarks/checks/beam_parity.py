@@ -22,9 +22,9 @@ from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.hf_folder import write_hf_folder
 from benchmarks.common.report import first_line, save
 from benchmarks.common.sharegpt import load_sample
-from benchmarks.speed.transformers_peer import export
 from jaxpage import LLM, BeamSearchParams
 from jaxpage.host.beam import BeamSearch, Continuation
 
@@ -61,7 +61,7 @@ def main() -> None:
         found = verdicts[name] = verdict(llm, searches)
         print(name, *(f"{key} {value}" for key, value in found.items()), sep="  ")
     llm.close()
-    print("wrote", save(f"beam_parity{'_quick' * args.quick}", verdicts))
+    save("beam_parity", verdicts, is_quick=args.quick)
     if any(found["different"] for found in verdicts.values()):
         raise SystemExit(1)
 
@@ -104,7 +104,7 @@ def live(model: str, batches: list[list[tuple[int, ...]]]) -> list[Search]:
 
     with tempfile.TemporaryDirectory() as folder:
         peer: Any = AutoModelForCausalLM.from_pretrained(
-            str(export(model, Path(folder) / "hf")), dtype=torch.float32
+            str(write_hf_folder(model, Path(folder) / "hf")), dtype=torch.float32
         ).eval()
     end = peer.generation_config.eos_token_id
     ends = set() if end is None else {end} if isinstance(end, int) else set(end)

@@ -17,7 +17,8 @@ from collections import Counter
 from functools import partial
 
 from benchmarks.checks.block_model import BlockModel
-from benchmarks.common.report import Spread, first_line, save, timed
+from benchmarks.common.report import first_line, save
+from benchmarks.common.timing import Spread, timed
 from jaxpage.config import CacheConfig
 from jaxpage.host.block_manager import BlockManager
 from jaxpage.host.prefix_cache import hash_tokens
@@ -176,7 +177,7 @@ def main() -> None:
         figures[f"decode_{num_blocks}_ms"] = spread.median * 1e3
         print(f"{ROWS} decode rows, pool of {num_blocks:,}: {spread.median * 1e3:.3f} ms a step")
     if not options.quick:
-        print(f"wrote {save('blocks', figures)}")
+        save("blocks", figures)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from benchmarks.common.report import first_line, save
-from benchmarks.common.sharegpt import load_sample
-from benchmarks.speed.throughput import quick_sample
+from benchmarks.common.sharegpt import load_sample, quick_sample
 from jaxpage import LLM, BeamSearchParams, SamplingParams, load
 from jaxpage.config import CacheConfig
 from jaxpage.engine.engine import LLMEngine
@@ -147,7 +146,7 @@ def main() -> None:
     print(*report_lines(tally, different, time.perf_counter() - start), sep="\n")
     figures = {name: getattr(tally, name) for name in Tally.__slots__}
     record = {"model": args.model, **figures}
-    print("wrote", save(f"exactness{'_quick' * args.quick}", record))
+    save("exactness", record, is_quick=args.quick)
     if tally.different or tally.unseen:
         raise SystemExit(1)
 

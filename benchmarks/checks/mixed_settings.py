@@ -51,9 +51,8 @@ def main() -> None:
     print(f"{len(prompts)} prompts, ids in reverse order: {'equal' if is_equal else 'DIFFERENT'}")
     stats = llm.stats().to_dict()
     print(stats)
-    print(
-        "wrote", save(f"mixed_settings{'_quick' * args.quick}", {"equal": is_equal, "stats": stats})
-    )
+    record = {"equal": is_equal, "stats": stats}
+    save("mixed_settings", record, is_quick=args.quick)
     if not is_equal:
         raise SystemExit(1)
 

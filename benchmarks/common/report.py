@@ -1,54 +1,61 @@
-"""What every benchmark does alike: interleaved rounds, medians with spread, raw JSON kept."""
+"""How every result is kept: JSON with what it depends on, a Markdown table, pictures."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-import statistics
 import subprocess
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 OUT = Path(__file__).parents[1] / "out"
+RESULTS = Path(__file__).parents[1] / "results"
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Figures of the same thing measured several times."""
+def save(
+    name: str,
+    record: Mapping[str, Any],
+    *,
+    lines: Seq[str] = (),
+    pictures: Mapping[str, str] | None = None,
+    is_quick: bool = False,
+    keep: bool = False,
+) -> None:
+    """Writes NAME.json to benchmarks/out, or to benchmarks/results with `keep`, and says where.
 
-    values: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.values)
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({min(self.values):.2f} to {max(self.values):.2f})"
-
-    def __truediv__(self, other: Spread) -> Spread:
-        """Ratios of figures taken in the same round."""
-        return Spread(tuple(a / b for a, b in zip(self.values, other.values, strict=True)))
-
-
-def interleave(runs: Mapping[str, Callable[[], float]], *, rounds: int) -> dict[str, Spread]:
-    """Runs everything `rounds` times, one after another in each round; a run returns its figure."""
-    values: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            values[name].append(run())
-    return {name: Spread(tuple(figures)) for name, figures in values.items()}
+    lines: printed, and written to NAME.md. pictures: SVG texts, by what stands behind the name.
+    A quick run's files end in _quick.
+    """
+    stem = f"{name}_quick" if is_quick else name
+    folder = RESULTS if keep else OUT
+    folder.mkdir(exist_ok=True)
+    if lines:
+        print("\n".join(lines))
+        (folder / f"{stem}.md").write_text("\n".join(lines) + "\n")
+    for suffix, text in (pictures or {}).items():
+        (folder / f"{stem}{'_' * bool(suffix)}{suffix}.svg").write_text(text)
+    path = folder / f"{stem}.json"
+    path.write_text(json.dumps(_rounded({"machine": _machine(), **record}), indent=1) + "\n")
+    print("wrote", path)
 
 
-def timed(work: Callable[[], Any]) -> float:
-    """Seconds that a call takes."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+def found_record(name: str) -> dict[str, Any] | None:
+    """Another benchmark's record: the last run's, or the kept one."""
+    for folder in (OUT, RESULTS):
+        path = folder / f"{name}.json"
+        if path.exists():
+            return json.loads(path.read_text())
+    return None
+
+
+def table(header: Seq[str], rows: Seq[Seq[Any]]) -> list[str]:
+    """Lines of a Markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return lines + ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
 
 
 def first_line(docstring: str | None) -> str:
@@ -56,7 +63,7 @@ def first_line(docstring: str | None) -> str:
     return (docstring or "").strip().partition("\n")[0]
 
 
-def machine() -> dict[str, Any]:
+def _machine() -> dict[str, Any]:
     """What a figure must carry: commit, processor, versions."""
     return {
         "commit": _commit(),
@@ -65,14 +72,6 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: _version(name) for name in ("jax", "jaxlib", "torch", "transformers")},
     }
-
-
-def save(name: str, record: Mapping[str, Any]) -> Path:
-    """Writes benchmarks/out/NAME.json and returns its path."""
-    OUT.mkdir(exist_ok=True)
-    path = OUT / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine(), **record}, indent=1) + "\n")
-    return path
 
 
 def _commit() -> str:
@@ -95,3 +94,20 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value)
+
+
+def _rounded(value: Any) -> Any:
+    """Five digits are more than any figure here is good for."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, Mapping):
+        return {str(key): _rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    return value

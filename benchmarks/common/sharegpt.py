@@ -45,6 +45,11 @@ def load_sample(size: int) -> list[Item]:
     ]
 
 
+def quick_sample() -> list[Item]:
+    """A handful of short requests, made up: the package is not needed."""
+    return [Item(str(i), f"Request number {i} says", 6, 3 + i % 3) for i in range(4)]
+
+
 def first_turns() -> Iterator[tuple[str, str]]:
     """(id, first human turn) of every whole conversation."""
     for item in _conversations():

@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.common.report import OUT, first_line, save
+from benchmarks.common.report import first_line, save
 from benchmarks.gpu.kernels import Sizes, decode_rows, device_rates, prefill_rows
 from benchmarks.gpu.verify import verify_kernels
 
@@ -35,7 +35,6 @@ def main() -> int:
     # PyTorch shares the card: JAX would take three quarters of it at once.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     start = time.perf_counter()
-    name = "gpu" + ("_quick" if sizes.is_quick else "")
     device = jax.devices()[0]
     print(f"jax {jax.__version__} on {device.device_kind}")
     record: dict[str, Any] = {"device": device.device_kind, "quick": sizes.is_quick}
@@ -45,25 +44,28 @@ def main() -> int:
         print(_verified_line(row))
     is_right = all(row.get("ok", True) for row in record["verified"])
     if is_right:
-        _time(record, sizes, math.inf if sizes.is_quick else start + BUDGET_S)
-        OUT.mkdir(exist_ok=True)
-        (OUT / f"{name}.svg").write_text(_picture(record), encoding="utf-8")
+        record |= _timed(sizes, math.inf if sizes.is_quick else start + BUDGET_S)
+        for row in _timed_rows(record):
+            print(_line(row))
+            for peer, found in row.get("peers", {}).items():
+                print(_peer_line(peer, found))
     record["seconds"] = time.perf_counter() - start
-    print(f"wrote {save(name, record)} after {record['seconds']:.0f} s")
+    print(f"{record['seconds']:.0f} s")
+    pictures = {"": _picture(record)} if is_right else {}
+    save("gpu", record, pictures=pictures, is_quick=sizes.is_quick)
     return 0 if is_right else 1
 
 
-def _time(record: dict[str, Any], sizes: Sizes, deadline: float) -> None:
-    """Fills in what is timed, and prints it."""
-    rates = record["rates"] = device_rates(sizes)
+def _timed(sizes: Sizes, deadline: float) -> dict[str, Any]:
+    """The part of the record that is measured in seconds."""
+    rates = device_rates(sizes)
     print(f"copy {rates['copy'] / 1e9:.1f} GB/s, matmul {rates['matmul'] / 1e12:.3f} Tflop/s")
-    record["step"] = _time_step(sizes, rates["copy"])
-    record["decode"] = decode_rows(sizes, rates["copy"], deadline)
-    record["prefill"] = prefill_rows(sizes, rates["matmul"], deadline)
-    for row in _timed_rows(record):
-        print(_line(row))
-        for peer, found in row.get("peers", {}).items():
-            print(_peer_line(peer, found))
+    return {
+        "rates": rates,
+        "step": _time_step(sizes, rates["copy"]),
+        "decode": decode_rows(sizes, rates["copy"], deadline),
+        "prefill": prefill_rows(sizes, rates["matmul"], deadline),
+    }
 
 
 def _verify_step(sizes: Sizes) -> list[dict[str, Any]]:

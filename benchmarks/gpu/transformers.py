@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from benchmarks.common.timing import Disturbed, longer_less_shorter
 from benchmarks.gpu.kernels import BLOCK_SIZE, Sizes
 from convert.assemble import expand
 from convert.hf_config import write_hf_config
@@ -35,7 +35,8 @@ def compare_generate(
 ) -> dict[str, Any]:
     """{"us" a step of `rows` rows behind `context` tokens, "difference" of the logits}.
 
-    {"missing"} where PyTorch, Transformers or PyTorch's support of the card is.
+    {"missing"} where PyTorch, Transformers or PyTorch's support of the card is, or a figure that
+    the machine was too busy for.
     """
     for name in ("torch", "transformers"):
         if importlib.util.find_spec(name) is None:
@@ -50,6 +51,8 @@ def compare_generate(
             taken = _seconds(torch, model, rows, context, sizes)
     except torch.OutOfMemoryError as error:
         return {"missing": f"memory: {str(error).partition('.')[0]}"}
+    except Disturbed as error:
+        return {"missing": f"not measurable: {error}"}
     return {"us": taken * 1e6, "difference": difference}
 
 
@@ -86,9 +89,8 @@ def _difference(torch: Any, model: Any, config: ModelConfig, params: dict[str, A
 def _seconds(torch: Any, model: Any, rows: int, context: int, sizes: Sizes) -> float:
     """Of one decode step: a long generate less one of a single token."""
     ids = torch.ones((rows, context), dtype=torch.int64, device=model.device)
-    taken = []
-    for new_tokens in (1, 1, sizes.new_tokens + 1):  # the first warms up
-        start = time.perf_counter()
+
+    def generate(new_tokens: int) -> None:
         made = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
@@ -98,5 +100,6 @@ def _seconds(torch: Any, model: Any, rows: int, context: int, sizes: Sizes) -> f
             pad_token_id=0,
         )
         made.cpu()  # waits for the card
-        taken.append(time.perf_counter() - start)
-    return (taken[2] - taken[1]) / sizes.new_tokens
+
+    generate(1)  # warms up
+    return longer_less_shorter(generate, sizes.new_tokens) / sizes.new_tokens

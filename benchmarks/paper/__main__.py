@@ -22,8 +22,7 @@ from itertools import repeat
 from multiprocessing import get_context
 from typing import TypeVar
 
-from benchmarks.common.publish import publish, table
-from benchmarks.common.report import first_line
+from benchmarks.common.report import first_line, save, table
 from benchmarks.common.svg import Axes, Series, bar_chart, line_chart
 from benchmarks.paper import memory, rates, sharing
 from benchmarks.paper.memory import ALPACA, AT_MEANS, REAL
@@ -76,7 +75,7 @@ def main() -> None:
     record = {"site": PAPER_SITE.constants(), "requests": effort.requests,
               "rows": [row.record() for row in rows]}  # fmt: skip
     pictures = {"batches": batches_picture(rows)} if 3 in args.rows else {}
-    publish("paper", record, lines, pictures, is_quick=args.quick, keep=args.keep)
+    save("paper", record, lines=lines, pictures=pictures, is_quick=args.quick, keep=args.keep)
 
 
 def batches_picture(rows: Seq[Row]) -> str:
@@ -144,7 +143,7 @@ def poisson(effort: Effort, processes: int, *, is_quick: bool, keep: bool) -> No
         "The paged curves are the counting twin's; near the knee the real scheduler has "
         f"{twin['real_s']:.4f} s a token and the twin {twin['twin_s']:.4f}.",
     ]
-    publish("paper_poisson", record, lines, pictures, is_quick=is_quick, keep=keep)
+    save("paper_poisson", record, lines=lines, pictures=pictures, is_quick=is_quick, keep=keep)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,7 @@ import argparse
 from itertools import islice
 from typing import Any
 
-from benchmarks.common.publish import publish, table
-from benchmarks.common.report import first_line
+from benchmarks.common.report import first_line, save, table
 from benchmarks.common.sharegpt import load_sample
 from benchmarks.paper.memory import ALPACA, AT_MEANS, workloads
 from benchmarks.sim import lengths
@@ -48,8 +47,9 @@ def main() -> None:
             cells.append({"dataset": dataset, "lengths": name, "width": width, **cell})
             print(cells[-1], flush=True)
     rows = [list(cell.values()) for cell in cells]
-    publish("paper_beams", {"model": args.model, "block_size": BLOCK_SIZE, "beams": cells},
-            table(tuple(cells[0]), rows), {}, is_quick=args.quick, keep=args.keep)  # fmt: skip
+    record = {"model": args.model, "block_size": BLOCK_SIZE, "beams": cells}
+    lines = table(tuple(cells[0]), rows)
+    save("paper_beams", record, lines=lines, is_quick=args.quick, keep=args.keep)
 
 
 def counted(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from benchmarks.common.publish import found_record
+from benchmarks.common.report import found_record
 from benchmarks.paper.memory import (
     ALPACA,
     AT_MEANS,

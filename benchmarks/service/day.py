@@ -18,8 +18,7 @@ import math
 import random
 from typing import Any
 
-from benchmarks.common.publish import publish, table
-from benchmarks.common.report import first_line
+from benchmarks.common.report import first_line, save, table
 from benchmarks.common.svg import Axes, Series, line_chart
 from benchmarks.service.live import Served, capacity, serve
 from benchmarks.sim import lengths
@@ -54,8 +53,8 @@ def main() -> None:
         "memory_bytes": served.memory_bytes, "free_blocks": served.free_blocks,
         "stats": served.stats,
     }  # fmt: skip
-    publish("day", record, report_lines(record), {"": picture(served)},
-            is_quick=args.quick, keep=args.keep)  # fmt: skip
+    lines, pictures = report_lines(record), {"": picture(served)}
+    save("day", record, lines=lines, pictures=pictures, is_quick=args.quick, keep=args.keep)
     summary = record["summary"]
     if summary["lost"] or summary["errors"] or summary["wrong_lengths"]:
         raise SystemExit(1)

@@ -16,8 +16,7 @@ import argparse
 import statistics
 from typing import Any
 
-from benchmarks.common.publish import publish, table
-from benchmarks.common.report import first_line
+from benchmarks.common.report import first_line, save, table
 from benchmarks.common.svg import Axes, Series, line_chart
 from benchmarks.sim import lengths
 from benchmarks.sim.cost import SITES, Site
@@ -43,8 +42,8 @@ def main() -> None:
         "prefix_cache": simulate_prefixes(site, requests),
         "live": [] if args.no_live else live_loads(args, loads),
     }  # fmt: skip
-    publish("pressure", record, report_lines(record), {"": picture(record)},
-            is_quick=args.quick, keep=args.keep)  # fmt: skip
+    lines, pictures = report_lines(record), {"": picture(record)}
+    save("pressure", record, lines=lines, pictures=pictures, is_quick=args.quick, keep=args.keep)
 
 
 def _arguments() -> argparse.Namespace:

@@ -17,8 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.common.publish import publish, table
-from benchmarks.common.report import first_line
+from benchmarks.common.report import first_line, save, table
 from benchmarks.common.svg import Axes, bar_chart
 from benchmarks.sim import lengths
 from benchmarks.sim.cost import PAPER_SITE, SITES, Site
@@ -58,7 +57,8 @@ def main() -> None:
     bars = f"at {TARGET_S:g} s a token"
     costs = [row["dollars_per_million_tokens"] for row in fleet]
     chart = bar_chart(axes, [row["site"] for row in fleet], [(bars, costs)], modelled=[bars])
-    publish("scale", record, report_lines(record), {"": chart}, is_quick=args.quick, keep=args.keep)
+    lines = report_lines(record)
+    save("scale", record, lines=lines, pictures={"": chart}, is_quick=args.quick, keep=args.keep)
 
 
 def run_million(count: int) -> dict[str, dict[str, Any]]:

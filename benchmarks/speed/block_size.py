@@ -17,8 +17,7 @@ import argparse
 import time
 from typing import Any
 
-from benchmarks.common.publish import publish, table
-from benchmarks.common.report import first_line
+from benchmarks.common.report import first_line, save, table
 from benchmarks.common.svg import Axes, Series, line_chart
 from benchmarks.sim import lengths
 from benchmarks.sim.cost import PAPER_SITE
@@ -56,8 +55,8 @@ def main() -> None:
         "attention_ms_a_layer": kernel, "attention": args.attention,
         "rows": args.rows, "context": args.context, "attention_share": ATTENTION_SHARE,
     }  # fmt: skip
-    publish("block_size", record, report_lines(record), {"": picture(record)},
-            is_quick=args.quick, keep=args.keep)  # fmt: skip
+    lines, pictures = report_lines(record), {"": picture(record)}
+    save("block_size", record, lines=lines, pictures=pictures, is_quick=args.quick, keep=args.keep)
 
 
 def count(name: str, pairs: list[tuple[int, int]], size: int, tokens: int) -> dict[str, Any]:

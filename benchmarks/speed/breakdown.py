@@ -19,8 +19,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from benchmarks.common.publish import publish, table
-from benchmarks.common.report import first_line
+from benchmarks.common.report import first_line, save, table
 from benchmarks.common.svg import Axes, Series, line_chart
 from benchmarks.sim.cost import A10G, A100, H200, LLAMA_7B, LLAMA_13B, Card, Shape
 from benchmarks.sim.paged import answer as result_of
@@ -71,10 +70,10 @@ def main() -> None:
         "ops": args.ops, "rounds": rounds, "floors": floors, "measured": cells,
         "modelled": modelled(),
     }  # fmt: skip
-    name = f"breakdown_{args.attention}"
-    publish(
-        name, record, report_lines(record), pictures(record), is_quick=args.quick, keep=args.keep
-    )
+    save(
+        f"breakdown_{args.attention}", record, lines=report_lines(record),
+        pictures=pictures(record), is_quick=args.quick, keep=args.keep,
+    )  # fmt: skip
 
 
 def _arguments() -> argparse.Namespace:

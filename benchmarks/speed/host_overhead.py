@@ -18,7 +18,8 @@ import statistics
 import time
 from dataclasses import asdict, dataclass
 
-from benchmarks.common.report import Spread, first_line, save
+from benchmarks.common.report import first_line, save
+from benchmarks.common.timing import Spread
 from jaxpage import CacheConfig, EngineConfig, LLMEngine, ModelConfig, SamplingParams
 from jaxpage.engine.batch import StepInputBuilder
 from jaxpage.engine.ladders import Ladders
@@ -223,7 +224,7 @@ def main() -> None:
           f"{statistics.median(engine):.2f} ms (target 5.3)")  # fmt: skip
     record: dict[str, object] = {"rows": rows, "host_ms": host.median, "engine_ms": engine}
     record["scheduler"] = print_scheduler_table(quick=args.quick)
-    print("wrote", save(f"host_overhead{'_quick' * args.quick}", record))
+    save("host_overhead", record, is_quick=args.quick)
 
 
 if __name__ == "__main__":

@@ -15,11 +15,12 @@ import argparse
 import statistics
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from benchmarks.common.report import first_line, save
-from benchmarks.common.sharegpt import load_sample
-from benchmarks.speed.throughput import quick_sample
+from benchmarks.common.sharegpt import load_sample, quick_sample
+from benchmarks.common.timing import Disturbed, longer_less_shorter
 from jaxpage import LLM, BeamSearchParams, SamplingParams, load
 from jaxpage.host import prefix_groups
 
@@ -57,7 +58,7 @@ def main() -> None:
                 print(name, *(f"{key} {value}" for key, value in row.items()), sep="  ")
             print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
     name = "sharing" if args.only is None else f"sharing_{args.only}"
-    print("wrote", save(f"{name}{'_quick' * args.quick}", record))
+    save(name, record, is_quick=args.quick)
 
 
 def samples(model: dict[str, Any], prompts: Prompts, *, quick: bool) -> Rows:
@@ -152,23 +153,30 @@ def behind(model: dict[str, Any], count: int, length: int) -> Prompts:
 
 
 def on_and_off(llms: dict[str, LLM], work: Prompts, new: int, *, rounds: int) -> dict[str, Any]:
-    """Decode tokens/s of both engines, taken in turn, and whether their ids are equal."""
+    """Decode tokens/s of both engines, taken in turn, and whether their ids are equal.
+
+    The reason in their place where the machine was too busy for a difference.
+    """
     once = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-    many = replace(once, max_tokens=1 + new)
     rates: dict[str, list[float]] = {name: [] for name in llms}
     ids = {}
     for llm in llms.values():
         llm.generate(work[:1], once)  # fills the prefix cache: the others only add their question
         llm.generate(work, replace(once, max_tokens=3))
-    for _ in range(rounds):
-        for name, llm in llms.items():
-            start = time.perf_counter()
-            llm.generate(work, once)
-            middle = time.perf_counter()
-            outputs = llm.generate(work, many, raise_on_error=True)
-            seconds = (time.perf_counter() - middle) - (middle - start)
-            rates[name].append(len(work) * new / seconds)
+
+    def generate(name: str, count: int) -> None:
+        params = replace(once, max_tokens=count)
+        outputs = llms[name].generate(work, params, raise_on_error=True)
+        if count > 1:
             ids[name] = [output.outputs[0].token_ids for output in outputs]
+
+    for _ in range(rounds):
+        for name in llms:
+            try:
+                seconds = longer_less_shorter(partial(generate, name), new)
+            except Disturbed as error:
+                return {"not measurable": str(error)}
+            rates[name].append(len(work) * new / seconds)
     on, off = (statistics.median(rates[name]) for name in ("on", "off"))
     return {
         "on_tok_s": round(on, 1), "off_tok_s": round(off, 1), "ratio": round(on / off, 2),

@@ -43,7 +43,7 @@ def main() -> None:
         cold = first_token_seconds(cache, args.model)
         warm = [first_token_seconds(cache, args.model) for _ in range(1 if args.quick else 3)]
     print(f"cold {cold:.1f} s (target 20), warm {', '.join(f'{s:.1f}' for s in warm)} s (target 6)")
-    print("wrote", save(f"startup{'_quick' * args.quick}", {"cold_s": cold, "warm_s": warm}))
+    save("startup", {"cold_s": cold, "warm_s": warm}, is_quick=args.quick)
 
 
 if __name__ == "__main__":

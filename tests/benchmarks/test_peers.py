@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.speed.workers.protocol import TRIES, Disturbed, longer_less_shorter
 from tests.tiny import MODEL_DIR
 
 ROOT = Path(__file__).parents[2]
@@ -32,39 +31,3 @@ def test_a_peer_that_is_none_is_refused(spec: str) -> None:
     done = run("--peer", spec)
     assert done.returncode == 2
     assert f"got --peer {spec}, wanted one of" in done.stderr
-
-
-class Clock:
-    """Time that passes as told: so many seconds for each run."""
-
-    def __init__(self, *seconds: float) -> None:
-        self.now, self.seconds, self.runs = 0.0, iter(seconds), 0
-
-    def run(self, num_tokens: int) -> None:
-        self.runs += 1
-        self.now += next(self.seconds)
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.mark.parametrize(
-    ("seconds", "wanted", "runs"),
-    [
-        ((1.0, 3.0, 1.25), 2.0, 3),
-        ((4.0, 3.0, 1.0, 1.0, 3.0, 1.0), 2.0, 6),  # the first was disturbed
-        ((1.0, 3.0, 3.5, 1.0, 3.0, 1.0), 2.0, 6),
-    ],
-)
-def test_a_run_that_was_disturbed_is_run_again(
-    seconds: tuple[float, ...], wanted: float, runs: int
-) -> None:
-    clock = Clock(*seconds)
-    assert longer_less_shorter(clock.run, 64, clock) == wanted
-    assert clock.runs == runs
-
-
-def test_a_rate_is_never_negative() -> None:
-    clock = Clock(*(2.0, 1.0, 2.0) * TRIES)
-    with pytest.raises(Disturbed, match=r"got 1\.00 s for 65 tokens and 2\.00 s for one, 3 times"):
-        longer_less_shorter(clock.run, 64, clock)

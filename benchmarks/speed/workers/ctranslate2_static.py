@@ -11,7 +11,9 @@ import os
 from pathlib import Path
 
 import ctranslate2
-from protocol import longer_less_shorter, serve
+
+from benchmarks.common.timing import longer_less_shorter
+from benchmarks.speed.workers.protocol import serve
 
 STATIC_BATCH = 16
 

@@ -10,7 +10,8 @@ import os
 import time
 
 import llama_cpp as cpp
-from protocol import serve
+
+from benchmarks.speed.workers.protocol import serve
 
 NUM_SLOTS = 16
 MAX_TOKENS = 2048

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import openvino
 import openvino_genai
-from protocol import longer_less_shorter, serve
+
+from benchmarks.common.timing import longer_less_shorter
+from benchmarks.speed.workers.protocol import serve
 
 
 class OpenVino:

@@ -1,4 +1,4 @@
-"""What the workers of `benchmarks.speed.peers` have in common: jobs come in, figures go out.
+"""What the workers have in common: jobs come in, figures go out.
 
 Standard library only: a worker runs in its own engine's environment, where jaxpage is not.
 
@@ -19,11 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-TRIES = 3
-
-
-class Disturbed(RuntimeError):
-    """A figure that what else ran on the machine has made meaningless."""
+from benchmarks.common.timing import ADVICE, Disturbed
 
 
 class Engine(Protocol):
@@ -72,6 +68,9 @@ def run(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
         engine.prefill(job["prompt"])
     else:
         seconds = engine.stream(job["prompt"], job["new_tokens"])
+        if seconds <= 0:
+            got = f"got {seconds:.2f} s for {job['new_tokens']} tokens"
+            raise Disturbed(f"{got}, wanted more than none; {ADVICE}")
         return {"seconds": seconds, "peak_bytes": peak_bytes()}
     seconds = time.perf_counter() - start
     return {"seconds": seconds, "first_token_s": first_token_s, "peak_bytes": peak_bytes()}
@@ -80,30 +79,3 @@ def run(engine: Engine, job: dict[str, Any]) -> dict[str, Any]:
 def peak_bytes() -> int:
     """Most memory this process has held, weights included."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def longer_less_shorter(
-    generate: Callable[[int], Any],
-    new_tokens: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> float:
-    """Seconds of `new_tokens` steps: a run of one more less a run of one.
-
-    Whatever else the machine does lands in one of the two. So the shorter one, a prefill, is run
-    before and after, the lesser counts, and where the longer one is no longer all are run again.
-    Raises Disturbed when that does not help.
-    """
-
-    def seconds(num_tokens: int) -> float:
-        start = clock()
-        generate(num_tokens)
-        return clock() - start
-
-    for _ in range(TRIES):
-        before, longer, after = (seconds(count) for count in (1, new_tokens + 1, 1))
-        if longer > max(before, after):
-            return longer - min(before, after)
-    raise Disturbed(
-        f"got {longer:.2f} s for {new_tokens + 1} tokens and {max(before, after):.2f} s for one, "
-        f"{TRIES} times over, wanted more for more; run it while nothing else runs"
-    )

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 import transformers
-from protocol import longer_less_shorter, serve
 from transformers import GenerationConfig
+
+from benchmarks.common.timing import longer_less_shorter
+from benchmarks.speed.workers.protocol import serve
 
 
 class TransformersContinuous:

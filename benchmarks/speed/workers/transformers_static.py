@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 import transformers
-from protocol import longer_less_shorter, serve
+
+from benchmarks.common.timing import longer_less_shorter
+from benchmarks.speed.workers.protocol import serve
 
 STATIC_BATCH = 16
 

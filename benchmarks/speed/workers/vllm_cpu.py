@@ -13,7 +13,8 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from protocol import longer_less_shorter, serve
+from benchmarks.common.timing import longer_less_shorter
+from benchmarks.speed.workers.protocol import serve
 
 
 class VLLM:
