@@ -18,9 +18,8 @@ from benchmarks.paper.memory import (
     workloads,
 )
 from benchmarks.paper.verdict import Effort, Row, judged, one
-from benchmarks.service.pressure import swap_or_recompute
 from benchmarks.sim import lengths
-from benchmarks.sim.cost import PAPER_SITE, SITES, Site, as_printed
+from benchmarks.sim.cost import PAPER_SITE, SITES, Site, as_printed, swap_or_recompute
 from benchmarks.sim.outcome import Outcome
 from benchmarks.sim.paged import Setting, paged
 from benchmarks.sim.policies import orca

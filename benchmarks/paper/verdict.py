@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from itertools import repeat
+from multiprocessing import get_context
+from typing import Any, TypeVar
 
 HEADER = ("row", "what", "printed", "ours", "deviation", "verdict", "lengths in/out")
 TRIED_HEADER = ("row", "what", "printed", "ours", "changed", "ours then", "then")
+Given = TypeVar("Given")
+Found = TypeVar("Found")
 Changes = Mapping[str, Callable[[], float]]
 """What to change, in words, and what computes the row's figure with it."""
 
@@ -106,3 +111,13 @@ def one(value: float) -> tuple[float, float]:
 
 def all_tried(rows: Seq[Row]) -> list[tuple[str, ...]]:
     return [cells for row in rows for cells in row.tried_cells()]
+
+
+def each(
+    compute: Callable[[Given, Effort], Found], givens: Seq[Given], effort: Effort, processes: int
+) -> list[Found]:
+    """What is computed of each, in order, by as many processes."""
+    if processes == 1:
+        return [compute(given, effort) for given in givens]
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        return list(pool.map(compute, givens, repeat(effort)))

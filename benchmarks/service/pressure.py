@@ -19,14 +19,11 @@ from typing import Any
 from benchmarks.common.report import first_line, save, table
 from benchmarks.common.svg import Axes, Series, line_chart
 from benchmarks.sim import lengths
-from benchmarks.sim.cost import SITES, Site
+from benchmarks.sim.cost import SITES, SWAP_BLOCK_SIZES, Site, swap_or_recompute
 from benchmarks.sim.outcome import Outcome, percentile
 from benchmarks.sim.paged import Setting, paged
 
 LOADS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
-BLOCK_SIZES = (1, 4, 16, 64, 256)
-TRANSFER_S = 5e-6
-"""Start of one copy between device and host, each of a block's K or V in one layer: assumed."""
 
 
 def main() -> None:
@@ -37,7 +34,7 @@ def main() -> None:
     simulated = simulate_loads(site, requests, loads)
     record: dict[str, Any] = {
         "site": site.constants(), "simulated": simulated,
-        "answers": simulate_answers(site, requests, (16,) if args.quick else BLOCK_SIZES),
+        "answers": simulate_answers(site, requests, (16,) if args.quick else SWAP_BLOCK_SIZES),
         "swap_or_recompute": swap_or_recompute(site),
         "prefix_cache": simulate_prefixes(site, requests),
         "live": [] if args.no_live else live_loads(args, loads),
@@ -102,24 +99,6 @@ def simulate_prefixes(site: Site, requests: int) -> list[dict[str, Any]]:
     for is_on in (False, True):
         row = summary(paged(site, jobs, Setting(prefix_caching=is_on)))
         found.append({"prefix_cache": is_on, **row})
-    return found
-
-
-def swap_or_recompute(site: Site) -> list[dict[str, Any]]:
-    """Modelled milliseconds of bringing one sequence back, by length and block size."""
-    shape, card, found = site.cost.shape, site.cost.card, []
-    for tokens in (128, 512, 2048):
-        row: dict[str, Any] = {"tokens": tokens}
-        row["recompute_ms"] = 1e3 * site.cost.seconds(
-            tokens=tokens, context_tokens=0, attended=tokens**2 / 2
-        )
-        for block_size in BLOCK_SIZES:
-            blocks = -(-tokens // block_size)
-            moved = 2 * blocks * block_size * shape.kv_bytes  # out and in again
-            transfers = 2 * blocks * shape.layers * 2
-            seconds = moved / card.host_bytes_per_s + transfers * TRANSFER_S
-            row[f"swap_{block_size}_ms"] = 1e3 * seconds
-        found.append(row)
     return found
 
 

@@ -61,7 +61,7 @@ def step_costs(
     small = jnp.zeros(rows, jnp.int32)
     found: dict[int, dict[str, float]] = {}
     for context in contexts:
-        step = jax.device_put(_step(rows, context, most))
+        step = jax.device_put(scattered_step(rows, context, most, block_size=BLOCK_SIZE))
         times: dict[str, list[float]] = {}
         for round_index in range(rounds + 1):
             for name, program in variants.items():
@@ -156,9 +156,12 @@ def _draw(bench: Bench) -> Callable[..., Any]:
     return jax.jit(run)
 
 
-def _step(rows: int, context: int, most: int) -> StepInput:
-    """Rows whose new token is the last of `context`; each has blocks of its own, scattered."""
-    width = -(-most // BLOCK_SIZE)
+def scattered_step(rows: int, context: int, most: int, *, block_size: int) -> StepInput:
+    """Rows whose new token is the last of `context`; each has blocks of its own, scattered.
+
+    most: tokens that a row's blocks hold.
+    """
+    width = -(-most // block_size)
     order = np.random.default_rng(0).permutation(rows * width) + 1
     tables = [order[i * width : (i + 1) * width].tolist() for i in range(rows)]
-    return decode_input([5 + i for i in range(rows)], [context - 1] * rows, tables, BLOCK_SIZE)
+    return decode_input([5 + i for i in range(rows)], [context - 1] * rows, tables, block_size)

@@ -86,11 +86,10 @@ def attention_ms(
     """Milliseconds of one layer's attention with the KV write, least of several."""
     import jax
     import jax.numpy as jnp
-    import numpy as np
 
+    from benchmarks.speed.ablation import scattered_step
     from jaxpage.checkpoint import load
     from jaxpage.device.attention import make_attention
-    from jaxpage.device.inputs import decode_input
     from jaxpage.device.kv_cache import init_cache
 
     config, _, _ = load(model, dtype="float32")
@@ -102,11 +101,8 @@ def attention_ms(
     k = jnp.ones((rows, config.num_kv_heads, config.head_dim), jnp.float32)
     found: dict[int, float] = {}
     for size in sizes:
-        width = -(-context // size)
-        order = np.random.default_rng(0).permutation(rows * width) + 1
-        tables = [order[i * width : (i + 1) * width].tolist() for i in range(rows)]
-        step = jax.device_put(decode_input([5] * rows, [context - 1] * rows, tables, size))
-        layer = init_cache(config, num_blocks=rows * width, block_size=size)[0]
+        step = jax.device_put(scattered_step(rows, context, context, block_size=size))
+        layer = init_cache(config, num_blocks=rows * -(-context // size), block_size=size)[0]
         times: list[float] = []
         for _ in range(12):
             start = time.perf_counter()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from itertools import product
 from typing import Any
 
@@ -22,19 +21,17 @@ import jax.numpy as jnp
 from benchmarks.common.report import first_line, save, table
 from benchmarks.common.svg import Axes, Series, line_chart
 from benchmarks.sim.cost import A10G, A100, H200, LLAMA_7B, LLAMA_13B, Card, Shape
-from benchmarks.sim.paged import answer as result_of
 from benchmarks.speed.ablation import PARTS, Bench, step_costs
+from benchmarks.speed.host_overhead import Load, scheduler_step_seconds
 from benchmarks.speed.roofline import matmul_weights, measure_floors
 from jaxpage import native
 from jaxpage.checkpoint import load
-from jaxpage.config import CacheConfig, EngineConfig, ModelConfig
+from jaxpage.config import ModelConfig
 from jaxpage.engine.huge_pages import use_huge_pages
-from jaxpage.host.plan import Request
-from jaxpage.host.scheduler import Scheduler
-from jaxpage.sampling_params import SamplingParams
 
 BATCHES = (1, 4, 16, 32, 64)
 CONTEXTS = (128, 512, 1024, 4096)
+HOST_STEPS = 60
 MOST_TOKENS = 36_000
 """Of batch x context: larger pools do not fit beside everything else on a small machine."""
 
@@ -55,7 +52,7 @@ def main() -> None:
     cells: list[dict[str, Any]] = []
     for rows in batches:
         fitting = [c for c in contexts if c * rows <= MOST_TOKENS]
-        host_ms = 1e3 * host_seconds(rows)
+        host_ms = 1e3 * statistics.median(scheduler_step_seconds(Load(rows), HOST_STEPS))
         for context, parts in step_costs(bench, rows, fitting, rounds).items():
             parts["host"] = host_ms
             cell = {"rows": rows, "context": context, "ms": parts}
@@ -89,26 +86,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--keep", action="store_true", help="write to benchmarks/results")
     return parser.parse_args()
-
-
-def host_seconds(rows: int, steps: int = 60) -> float:
-    """Median seconds of planning a decode step and taking in its result."""
-    scheduler = Scheduler(
-        EngineConfig(max_model_len=512, max_num_seqs=rows), CacheConfig(num_blocks=rows * 32)
-    )
-    params = SamplingParams(max_tokens=steps, ignore_eos=True)
-    for index in range(rows):
-        scheduler.add(Request(str(index), tuple(range(100)), params, seed=index))
-    found: list[float] = []
-    while scheduler.has_unfinished:
-        start = time.perf_counter()
-        plan = scheduler.schedule()
-        assert plan is not None
-        scheduler.update(plan, result_of(plan))
-        scheduler.take_updates()
-        if plan.num_tokens == rows:
-            found.append(time.perf_counter() - start)
-    return statistics.median(found)
 
 
 def this_machine(floors: dict[str, float]) -> Card:

@@ -18,7 +18,7 @@ import statistics
 import time
 from dataclasses import asdict, dataclass
 
-from benchmarks.common.report import first_line, save
+from benchmarks.common.report import first_line, save, table
 from benchmarks.common.timing import Spread
 from jaxpage import CacheConfig, EngineConfig, LLMEngine, ModelConfig, SamplingParams
 from jaxpage.engine.batch import StepInputBuilder
@@ -27,7 +27,7 @@ from jaxpage.engine.requests import RequestFactory
 from jaxpage.host.plan import Request, StepPlan, StepResult
 from jaxpage.host.scheduler import Scheduler
 
-PROMPT_TOKENS = 100
+PROMPT_TOKENS, CACHED_TOKENS = 100, 4000
 DEVICE_S = 5e-3
 
 
@@ -191,23 +191,15 @@ def admission_seconds(num_tokens: int, repeats: int) -> list[float]:
     return found[1:]
 
 
-def print_scheduler_table(*, quick: bool) -> list[dict[str, float]]:
-    """The scheduler's own cost; returns its rows."""
-    steps = 8 if quick else 100
-    print("rows   blocks  waiting  shared tokens   schedule + update, ms a step (median)")
-    table: list[dict[str, float]] = []
-    for load in LOADS[:1] if quick else LOADS:
-        seconds = scheduler_step_seconds(load, steps)
-        median_ms = statistics.median(seconds) * 1e3
-        print(
-            f"{load.rows:4} {load.num_blocks:8} {load.num_waiting:8} "
-            f"{load.num_shared_tokens:14} {median_ms:10.2f}"
-        )
-        table.append({**asdict(load), "median_ms": median_ms})
-    admission_ms = statistics.median(admission_seconds(4000, 3 if quick else 50)) * 1e3
-    print(f"admission of 4,000 cached tokens: {admission_ms:.2f} ms (target 1)")
-    table.append({"admission_ms": admission_ms})
-    return table
+def scheduler_table(*, is_quick: bool) -> tuple[list[dict[str, float]], float]:
+    """(the scheduler's median milliseconds a step by load, those of admitting cached tokens)."""
+    steps = 8 if is_quick else 100
+    rows = [
+        {**asdict(load), "median_ms": 1e3 * statistics.median(scheduler_step_seconds(load, steps))}
+        for load in LOADS[: 1 if is_quick else None]
+    ]
+    admission = admission_seconds(CACHED_TOKENS, 3 if is_quick else 50)
+    return rows, 1e3 * statistics.median(admission)
 
 
 def main() -> None:
@@ -219,12 +211,22 @@ def main() -> None:
     rows, steps = (4, 12) if args.quick else (args.rows, args.steps)
     host = Spread(tuple(s * 1e3 for s in sorted(host_step_seconds(rows, steps))))
     engine = [engine_step_seconds(rows, steps) * 1e3 for _ in range(1 if args.quick else 3)]
-    print(f"{rows} rows, schedule + batch + update: {host} ms a step (target 1)")
-    print(f"engine step over a device of {DEVICE_S * 1e3:.1f} ms: "
-          f"{statistics.median(engine):.2f} ms (target 5.3)")  # fmt: skip
-    record: dict[str, object] = {"rows": rows, "host_ms": host.median, "engine_ms": engine}
-    record["scheduler"] = print_scheduler_table(quick=args.quick)
-    save("host_overhead", record, is_quick=args.quick)
+    scheduler, admission_ms = scheduler_table(is_quick=args.quick)
+    record = {"rows": rows, "host_ms": host.median, "engine_ms": engine,
+              "scheduler": [*scheduler, {"admission_ms": admission_ms}]}  # fmt: skip
+    lines = [
+        f"{rows} rows, schedule + batch + update: {host} ms a step (target 1)",
+        f"engine step over a device of {DEVICE_S * 1e3:.1f} ms: "
+        f"{statistics.median(engine):.2f} ms (target 5.3)",
+        "",
+        *table(
+            ("rows", "blocks", "waiting", "shared tokens", "schedule + update, ms a step (median)"),
+            [tuple(row.values()) for row in scheduler],
+        ),
+        "",
+        f"admission of {CACHED_TOKENS:,} cached tokens: {admission_ms:.2f} ms (target 1)",
+    ]
+    save("host_overhead", record, lines=lines, is_quick=args.quick)
 
 
 if __name__ == "__main__":
