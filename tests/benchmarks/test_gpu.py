@@ -25,7 +25,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["gpu", "--quick"])
         patch.setattr("benchmarks.common.report.OUT", folder)
-        patch.setattr(gpu_check, "OUT", folder)
         assert gpu_check.main() == 0
     return folder, json.loads((folder / "gpu_quick.json").read_text())
 

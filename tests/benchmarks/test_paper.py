@@ -95,7 +95,7 @@ def test_the_fitted_steps_give_the_printed_batches(
 def test_beams_are_read_from_their_own_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for folder in ("benchmarks.common.report.OUT", "benchmarks.common.publish.RESULTS"):
+    for folder in ("benchmarks.common.report.OUT", "benchmarks.common.report.RESULTS"):
         monkeypatch.setattr(folder, tmp_path)
     assert sharing.beams(Effort.quick()) == []
     cell = {"dataset": "Alpaca", "lengths": "Alpaca-like", "width": 4, "saved_percent": 40.0,
