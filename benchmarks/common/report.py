@@ -39,7 +39,8 @@ def save(
     for suffix, text in (pictures or {}).items():
         (folder / f"{stem}{'_' * bool(suffix)}{suffix}.svg").write_text(text)
     path = folder / f"{stem}.json"
-    path.write_text(json.dumps(_rounded({"machine": _machine(), **record}), indent=1) + "\n")
+    whole = {"machine": _machine(), **record}
+    path.write_text(json.dumps(_rounded(whole) if keep else whole, indent=1) + "\n")
     print("wrote", path)
 
 
@@ -103,7 +104,7 @@ def _cell(value: Any) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """Five digits are more than any figure here is good for."""
+    """What is committed: five digits are more than any figure here is good for."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, Mapping):

@@ -52,6 +52,7 @@ def longer_less_shorter(generate: Callable[[int], Any], new_tokens: int) -> floa
     before and after, the lesser counts, and where the longer one is no longer all are run again.
     Raises Disturbed when that does not help.
     """
+    before = longer = after = 0.0
     for _ in range(TRIES):
         before, longer, after = (
             timed(partial(generate, count)) for count in (1, new_tokens + 1, 1)

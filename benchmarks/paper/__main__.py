@@ -14,18 +14,24 @@ by a roofline (`benchmarks/sim/cost.py`), never measured.
 from __future__ import annotations
 
 import argparse
-import operator
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from benchmarks.common.report import first_line, save, table
 from benchmarks.common.svg import Axes, bar_chart
 from benchmarks.paper import latency, memory, rates, sharing
-from benchmarks.paper.verdict import HEADER, TRIED_HEADER, Effort, Row, all_tried, each
+from benchmarks.paper.verdict import (
+    HEADER,
+    TRIED_HEADER,
+    Effort,
+    Part,
+    Row,
+    all_tried,
+    each,
+    rows_of,
+)
 from benchmarks.sim.cost import PAPER_SITE
 
-Part = Callable[[Effort], list[Row]]
 ROWS: dict[int, tuple[Part, ...]] = {
     1: (memory.memory_states,),
     3: (memory.batches,),
@@ -57,7 +63,7 @@ def main() -> None:
         )  # fmt: skip
         return
     parts = [part for number in args.rows for part in ROWS[number]]
-    rows = [row for found in each(operator.call, parts, effort, args.processes) for row in found]
+    rows = [row for found in each(rows_of, parts, effort, args.processes) for row in found]
     lines = table(HEADER, [row.cells() for row in rows])
     if 6 in args.rows and all(row.number != "6" for row in rows):
         lines += ["", f"Row 6 is open: first run `{sharing.BEAMS_COMMAND}`."]

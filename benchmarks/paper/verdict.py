@@ -97,6 +97,10 @@ class Row:
         return f"{away:+.1f} points" if self.in_points else f"{away:+.0%}"
 
 
+Part = Callable[[Effort], list[Row]]
+"""What computes some rows."""
+
+
 def judged(row: Row, changes: Changes) -> Row:
     """The row; outside its band, with everything tried that could say why."""
     if row.is_within:
@@ -111,6 +115,11 @@ def one(value: float) -> tuple[float, float]:
 
 def all_tried(rows: Seq[Row]) -> list[tuple[str, ...]]:
     return [cells for row in rows for cells in row.tried_cells()]
+
+
+def rows_of(part: Part, effort: Effort) -> list[Row]:
+    """What one part computes; here, where another process finds it."""
+    return part(effort)
 
 
 def each(
