@@ -62,5 +62,5 @@ KERNELS = Extension(
     optional=True,  # where it does not compile, the package is pure Python
 )
 
-if __name__ == "__main__":  # benchmarks/sanitize.py builds the same sources
+if __name__ == "__main__":  # benchmarks/checks/sanitize.py builds the same sources
     setup(ext_modules=[KERNELS], cmdclass={"build_ext": BuildKernels})

@@ -11,6 +11,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 GIB = 1 << 30
+TRANSFER_S = 5e-6
+"""Start of one copy between device and host, each of a block's K or V in one layer: assumed."""
+SWAP_BLOCK_SIZES = (1, 4, 16, 64, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +176,21 @@ SITES = {
     "llama13b_a100": Site(StepCost(A100, LLAMA_13B), 12 * GIB),
     "llama13b_h200": fitted(H200, LLAMA_13B),
 }
+
+
+def swap_or_recompute(site: Site) -> list[dict[str, Any]]:
+    """Modelled milliseconds of bringing one sequence back, by length and block size."""
+    shape, card, found = site.cost.shape, site.cost.card, []
+    for tokens in (128, 512, 2048):
+        row: dict[str, Any] = {"tokens": tokens}
+        row["recompute_ms"] = 1e3 * site.cost.seconds(
+            tokens=tokens, context_tokens=0, attended=tokens**2 / 2
+        )
+        for block_size in SWAP_BLOCK_SIZES:
+            blocks = -(-tokens // block_size)
+            moved = 2 * blocks * block_size * shape.kv_bytes  # out and in again
+            transfers = 2 * blocks * shape.layers * 2
+            seconds = moved / card.host_bytes_per_s + transfers * TRANSFER_S
+            row[f"swap_{block_size}_ms"] = 1e3 * seconds
+        found.append(row)
+    return found

@@ -1,7 +1,8 @@
 """A counting twin of the paged scheduler: the same policy with numbers in place of tables.
 
-It exists for a million requests: no token, table or plan is built. `python -m benchmarks.scale`
-sets it beside the real scheduler on the same trace before anything it says is used.
+It exists for a million requests: no token, table or plan is built.
+`python -m benchmarks.service.scale` sets it beside the real scheduler on the same trace before
+anything it says is used.
 """
 
 from __future__ import annotations

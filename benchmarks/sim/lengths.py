@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from benchmarks.workload import DATA
+from benchmarks.common.sharegpt import DATA
 
 MAX_TOKENS = 2048
 """Of prompt and output together: the models' limit in the paper."""

@@ -75,7 +75,7 @@ def bench() -> Iterator[Bench]:
 def test_an_llm_is_as_good_as_new_whatever_was_raised_wherever(
     bench: Bench, is_interrupt: bool
 ) -> None:
-    """A few of what `python -m benchmarks.interrupts` tries by the thousand."""
+    """A few of what `python -m benchmarks.checks.interrupts` tries by the thousand."""
     rng = random.Random(7)
     for _ in range(30):
         bench.attack(random_attack(bench, rng, is_interrupt=is_interrupt))

@@ -1,4 +1,4 @@
-"""Every reader reads or refuses damaged files: a few seeds each; benchmarks.fuzz runs thousands."""
+"""Every reader reads or refuses damaged files: a few seeds each, of benchmarks.checks.fuzz."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Beams of the real model against Hugging Face's recorded ones: ids equal, scores close.
 
-A few of them; all, and more computed live, are `benchmarks.beam_parity`'s.
+A few of them; all, and more computed live, are `benchmarks.checks.beam_parity`'s.
 """
 
 from __future__ import annotations

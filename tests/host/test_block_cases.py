@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from benchmarks.block_model import BlockModel
+from benchmarks.checks.block_model import BlockModel
 from jaxpage.config import CacheConfig
 from jaxpage.host.block_manager import BlockManager
 

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from benchmarks.block_model import BlockModel
+from benchmarks.checks.block_model import BlockModel
 from jaxpage.config import CacheConfig
 from jaxpage.host.block_manager import BlockManager
 from jaxpage.host.prefix_cache import HashTokens, hash_tokens

@@ -1,6 +1,6 @@
 """JAX's own switches: under each, what the project computes is what it computes without.
 
-The whole table, every part under every switch, is `python -m benchmarks.switches`.
+The whole table, every part under every switch, is `python -m benchmarks.checks.switches`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import switches
-from benchmarks.switches import SWITCHES, Part, outcome, sharded
+from benchmarks.checks import switches
+from benchmarks.checks.switches import SWITCHES, Part, outcome, sharded
 from jaxpage import native
 
 ATTENTION = "native" if native.is_built() else "xla"

@@ -1,0 +1,1 @@
+"""The printed numbers of the PagedAttention paper beside ours."""

@@ -1,0 +1,1 @@
+"""What happens under load, over a day and over a fleet?"""
