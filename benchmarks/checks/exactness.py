@@ -256,7 +256,7 @@ def run(llm: LLM, work: Work, setting: Setting, num_blocks: int) -> Outcome:
     )
     num_swap_blocks = num_blocks if setting.preemption == "swap" else 0
     cache = CacheConfig(num_blocks, setting.block_size, num_swap_blocks)
-    scheduler = Watched(config, cache, prefill_ladder=llm.runner.ladders.prefill_tokens)
+    scheduler = Watched(config, cache, prefill_ladder=llm.runner.shapes.prefill_tokens)
     scheduler.gave_way = Counter()
     engine = LLMEngine(llm.runner, scheduler, llm._engine.requests)
     done: dict[int, list[tuple[int, ...]]] = {}

@@ -26,6 +26,7 @@ import jaxpage as jp
 import pallas_kernels as pk
 from benchmarks.common.report import first_line
 from jaxpage import native
+from jaxpage.backends import PLAIN
 from jaxpage.device import kv_cache, step
 from pallas_kernels import reference
 
@@ -145,9 +146,9 @@ def _core_parts() -> dict[str, Part]:
         found[f"jit forward {name}"] = Part(jax.jit(run), (params, cache, decode))
     run = partial(jp.prefill, model, num_top=3)
     found["prefill and draw"] = Part(run, (params, cache, prefill))
-    run = partial(step.hidden_step, model)
+    run = partial(step.hidden_step, model, backend=PLAIN)
     found["hidden step"] = Part(run, (params, cache, decode, jnp.zeros(4, jnp.int32)))
-    run = partial(step.prompt_logprobs, model, num_top=3, slice_rows=4)
+    run = partial(step.prompt_logprobs, model, backend=PLAIN, num_top=3, slice_rows=4)
     hidden = jax.random.normal(jax.random.key(4), (6, CONFIG.hidden_size))
     found["prompt logprobs"] = Part(run, (params, hidden, jnp.arange(6, dtype=jnp.int32)))
     for name, settings in _samplings().items():

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from jaxpage.backends import as_backend
 from jaxpage.config import ModelConfig
 from jaxpage.device.kv_cache import block_bytes, init_cache
 from jaxpage.device.step import hidden_step
@@ -61,11 +62,11 @@ def make_step(
     model, params = build_model(config), abstract_params(config)
     num_blocks = pool_bytes // block_bytes(config, BLOCK_SIZE) - 1
     cache = jax.eval_shape(lambda: init_cache(config, num_blocks, BLOCK_SIZE))
-    shape = StepShape(rows, rows, tokens // BLOCK_SIZE, rows)
+    shape = StepShape(rows, rows, tokens // BLOCK_SIZE, rows, num_single=rows)
 
     def forward(params: Any, cache: KVCache, vector: Array, previous: Array) -> Any:
         step = unpack(vector, shape)
-        return hidden_step(model, params, cache, step, previous, attention="pallas")
+        return hidden_step(model, params, cache, step, previous, backend=as_backend("pallas"))
 
     heads = Heads(name, config.num_heads, config.num_kv_heads, config.head_dim)
     integers = jax.ShapeDtypeStruct((shape.packed_size,), jnp.int32)

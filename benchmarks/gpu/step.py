@@ -16,7 +16,7 @@ from benchmarks.gpu.transformers import compare_generate
 from jaxpage.config import ModelConfig
 from jaxpage.device.inputs import decode_input, prefill_input
 from jaxpage.device.kv_cache import block_bytes, init_cache
-from jaxpage.device.step import forward
+from jaxpage.functional import forward
 from jaxpage.models.registry import abstract_params, build_model, init_params
 
 TOLERANCE = 2e-2

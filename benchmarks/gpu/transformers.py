@@ -19,11 +19,11 @@ from benchmarks.gpu.kernels import BLOCK_SIZE, Sizes
 from jaxpage.config import ModelConfig
 from jaxpage.device.inputs import prefill_input
 from jaxpage.device.kv_cache import init_cache
-from jaxpage.device.step import forward
 from jaxpage.formats.assemble import expand
 from jaxpage.formats.hf_config import write_hf_config
 from jaxpage.formats.rules import extract
 from jaxpage.formats.tree import flatten
+from jaxpage.functional import forward
 from jaxpage.models.families.llama import HF_RULES
 from jaxpage.models.registry import build_model
 

@@ -59,7 +59,6 @@ class Engine:
                 max_prefill_rows=setting.max_num_seqs,
                 enable_prefix_caching=setting.prefix_caching,
                 preemption=setting.preemption,  # pyright: ignore[reportArgumentType]  # one of three
-                shared_prefix_decode=False,
             ),
             CacheConfig(
                 num_blocks=self.site.slots // block,

@@ -12,17 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from jaxpage import native
-from jaxpage.config import ModelConfig
-from jaxpage.device import sampling
+from jaxpage.backends.native import Native
+from jaxpage.config import AttentionSpec, ModelConfig
 from jaxpage.device import step as device_step
-from jaxpage.device.attention.reference import make_attention
 from jaxpage.device.inputs import decode_input
 from jaxpage.device.kv_cache import init_cache, write_kv
+from jaxpage.device.ops import Backend
 from jaxpage.device.sampling.settings import greedy_sampling
-from jaxpage.device.types import DrawInput, StepInput
+from jaxpage.device.types import DrawInput, LayerKV, StepInput
 from jaxpage.models.llama import Llama
-from jaxpage.models.registry import OPS
 
 BLOCK_SIZE = 16
 PARTS = (
@@ -33,12 +31,11 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A model on the device at hand, with one backend for attention and for the rest."""
+    """A model on the device at hand, and the backend that computes it."""
 
     config: ModelConfig
     params: dict[str, Any]
-    attention: str
-    ops: str
+    backend: Backend
 
 
 def step_costs(
@@ -49,7 +46,7 @@ def step_costs(
     The least of the rounds: parts are differences, and what else a machine does only adds.
     """
     names = ["full", "write", "none", "mlp", "qkvo"]
-    if bench.attention == "native":
+    if isinstance(bench.backend, Native):
         names.remove("write")  # its attention stores K and V itself
     variants = {name: _compile(bench, name) for name in names}
     head, draw, empty = _head(bench), _draw(bench), jax.jit(lambda params, x: x + 1)
@@ -102,56 +99,61 @@ def _parts(ms: dict[str, float]) -> dict[str, float]:
 
 
 def _compile(bench: Bench, leave_out: str) -> Callable[..., Any]:
-    config = bench.config
-    ops = OPS[bench.ops]
-    if leave_out in ("mlp", "qkvo"):
-        ops = replace(ops, linear=_without(config, ops.linear, leave_out))
-    attend: Any = make_attention(
-        bench.attention, scale=config.head_dim**-0.5, sliding_window=config.sliding_window
-    )
-    if leave_out == "write":
-        attend = lambda q, k, v, kv, step: (q, write_kv(kv, k, v, step.slots))  # noqa: E731
-    elif leave_out == "none":
-        # k and v are used a little, so that their products are not dropped
-        attend = lambda q, k, v, kv, step: (q + (k + v)[:, :1] * jnp.asarray(1e-9, q.dtype), kv)  # noqa: E731
-    model = Llama(config, ops)
+    backend: Any = _Lesser(bench.config, bench.backend, leave_out)
 
     def run(params: Any, cache: Any, step: StepInput) -> Any:
-        hidden, cache = model.apply({"params": params}, cache, step, attend)
-        return cache, hidden
+        return device_step.hidden_of(Llama(bench.config), params, cache, step, backend=backend)[
+            ::-1
+        ]
 
     return jax.jit(run, donate_argnums=1)
 
 
-def _without(config: ModelConfig, product: Any, part: str) -> Any:
-    """The product that skips one part's weights: its result is the input's first columns."""
-    widths = {2 * config.intermediate_size, config.intermediate_size}
+class _Lesser:
+    """A backend that leaves out one part of the work."""
 
-    def skipping(x: Array, w: Array, bias: Array | None = None, *, dtype: Any = None) -> Array:
-        out = int(np.prod(w.shape[:-1]))
-        is_mlp = bool(widths & {out, w.shape[-1]})
-        if out == config.vocab_size or is_mlp != (part == "mlp"):
-            return product(x, w, bias, dtype=dtype)
+    def __init__(self, config: ModelConfig, backend: Backend, leave_out: str) -> None:
+        self._config, self._backend, self._leave_out = config, backend, leave_out
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def linear(self, x: Array, w: Array, bias: Array | None = None, *, dtype: Any = None) -> Array:
+        """Skips the weights of a part left out: the result is the input's first columns."""
+        config, out = self._config, int(np.prod(w.shape[:-1]))
+        widths = {2 * config.intermediate_size, config.intermediate_size}
+        part = "mlp" if widths & {out, w.shape[-1]} else "qkvo"
+        if out == config.vocab_size or part != self._leave_out:
+            return self._backend.linear(x, w, bias, dtype=dtype)
         repeats = -(-out // x.shape[1])
         return jnp.tile(x, (1, repeats))[:, :out].astype(dtype or x.dtype)
 
-    return skipping
+    def attention(
+        self, q: Array, k: Array, v: Array, kv: LayerKV, step: StepInput, *, spec: AttentionSpec
+    ) -> tuple[Array, LayerKV]:
+        if self._leave_out == "write":  # all of attention but that
+            return q, write_kv(kv, k, v, step.slots)
+        if self._leave_out == "none":
+            # k and v are used a little, so that their products are not dropped
+            return q + (k + v)[:, :1] * jnp.asarray(1e-9, q.dtype), kv
+        return self._backend.attention(q, k, v, kv, step, spec=spec)
 
 
 def _head(bench: Bench) -> Callable[..., Any]:
-    model = Llama(bench.config, OPS[bench.ops])
-    return jax.jit(lambda params, x: model.apply({"params": params}, x, method="logits"))
+    model = Llama(bench.config)
+    return jax.jit(
+        lambda params, x: model.apply({"params": params}, x, bench.backend, method="logits")
+    )
 
 
 def _draw(bench: Bench) -> Callable[..., Any]:
-    model: Any = Llama(bench.config, OPS[bench.ops])
-    summarise = native.argmax_logsumexp if bench.ops == "native" else sampling.summarise
+    model: Any = Llama(bench.config)
 
     def run(params: Any, hidden: Array, small: Array) -> Any:
         rows = hidden.shape[0]
         settings = replace(greedy_sampling(rows), temperature=jnp.ones(rows, jnp.float32))
         drawn = DrawInput(hidden=hidden, token_ids=small, positions=small)
-        return device_step.draw(model, params, drawn, settings, summarise=summarise)
+        return device_step.draw(model, params, drawn, settings, backend=bench.backend)
 
     return jax.jit(run)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from typing import Any
 
 from benchmarks.common.report import first_line, save, table
@@ -88,13 +89,12 @@ def attention_ms(
     import jax.numpy as jnp
 
     from benchmarks.speed.ablation import scattered_step
+    from jaxpage.backends import as_backend
     from jaxpage.checkpoint import load
     from jaxpage.device.kv_cache import init_cache
 
     config, _, _ = load(model, dtype="float32")
-    attend = make_attention(
-        backend, scale=config.head_dim**-0.5, sliding_window=config.sliding_window
-    )
+    attend = partial(as_backend(backend).attention, spec=config.attention_spec(0))
     run = jax.jit(attend, donate_argnums=3)
     q = jnp.ones((rows, config.num_heads, config.head_dim), jnp.float32)
     k = jnp.ones((rows, config.num_kv_heads, config.head_dim), jnp.float32)

@@ -16,6 +16,7 @@ import statistics
 from itertools import product
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from benchmarks.common.report import first_line, save, table
@@ -24,7 +25,7 @@ from benchmarks.sim.cost import A10G, A100, H200, LLAMA_7B, LLAMA_13B, Card, Sha
 from benchmarks.speed.ablation import PARTS, Bench, step_costs
 from benchmarks.speed.host_overhead import Load, scheduler_step_seconds
 from benchmarks.speed.roofline import matmul_weights, measure_floors
-from jaxpage import native
+from jaxpage.backends import as_backend, default_backend
 from jaxpage.checkpoint import load
 from jaxpage.config import ModelConfig
 from jaxpage.native.huge_pages import use_huge_pages
@@ -45,7 +46,7 @@ def main() -> None:
         batches, contexts, rounds = args.batches, args.contexts, args.rounds
     if moving := use_huge_pages(params):  # as the engine does
         moving.join()
-    bench = Bench(config, params, args.attention, args.ops)
+    bench = Bench(config, params, as_backend(args.attention))
     floors = measure_floors(quick=args.quick)
     here = this_machine(floors)
     shape, itemsize = shape_of(config), jnp.dtype(config.dtype).itemsize
@@ -64,8 +65,7 @@ def main() -> None:
             print(f"{rows} rows at {context}: {parts['step']:.1f} ms", flush=True)
     record = {
         "model": str(args.model), "dtype": config.dtype, "attention": args.attention,
-        "ops": args.ops, "rounds": rounds, "floors": floors, "measured": cells,
-        "modelled": modelled(),
+        "rounds": rounds, "floors": floors, "measured": cells, "modelled": modelled(),
     }  # fmt: skip
     save(
         f"breakdown_{args.attention}", record, lines=report_lines(record),
@@ -74,12 +74,11 @@ def main() -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    best = "native" if native.is_built() else "xla"
+    best, _ = default_backend(jax.default_backend())
     parser = argparse.ArgumentParser(description=first_line(__doc__))
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--attention", default=best)
-    parser.add_argument("--ops", default=best, choices=("xla", "native"))
+    parser.add_argument("--attention", default=best, help="the backend")
     parser.add_argument("--batches", type=int, nargs="*", default=list(BATCHES))
     parser.add_argument("--contexts", type=int, nargs="*", default=list(CONTEXTS))
     parser.add_argument("--rounds", type=int, default=5)
@@ -134,8 +133,7 @@ def report_lines(record: dict[str, Any]) -> list[str]:
     """Measured by part, then the modelled shares."""
     lines = [
         "Measured, ms a decode step "
-        f"({record['model']}, {record['dtype']}, attention {record['attention']}, "
-        f"operations {record['ops']}; the host's part hides under the device's; "
+        f"({record['model']}, {record['dtype']}, backend {record['attention']}; the host's part hides under the device's; "
         "floor: this machine's roofline, "
         f"{record['floors']['bytes_per_s'] / 1e9:.1f} GB/s of reads and "
         f"{record['floors']['flops_per_s'] / 1e9:.0f} GFLOP/s of float32 products):", "",

@@ -21,9 +21,10 @@ from dataclasses import asdict, dataclass
 from benchmarks.common.report import first_line, save, table
 from benchmarks.common.timing import Spread
 from jaxpage import CacheConfig, EngineConfig, LLMEngine, ModelConfig, SamplingParams
+from jaxpage.backends import as_backend
 from jaxpage.engine.batch import StepInputBuilder
-from jaxpage.engine.step_shapes import StepShapes
 from jaxpage.engine.requests import RequestFactory
+from jaxpage.engine.step_shapes import StepShapes
 from jaxpage.host.plan import Request, StepPlan, StepResult
 from jaxpage.host.scheduler import Scheduler
 
@@ -73,7 +74,7 @@ def host_step_seconds(rows: int, steps: int) -> list[float]:
     """Seconds of schedule, batch building and update of each decode step."""
     config, cache = setting(rows, steps)
     scheduler = Scheduler(config, cache)
-    builder = StepInputBuilder(StepShapes.of(config, cache), cache)
+    builder = StepInputBuilder(StepShapes.of(config, cache, as_backend("xla")), cache)
     params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
     prompt = tuple(range(PROMPT_TOKENS))
     for index in range(rows):
@@ -104,7 +105,7 @@ def engine_step_seconds(rows: int, steps: int) -> float:
         head_dim=8,
         max_position_embeddings=config.max_model_len,
     )
-    device = StubDevice(StepShapes.of(config, cache), cache, DEVICE_S)
+    device = StubDevice(StepShapes.of(config, cache, as_backend("xla")), cache, DEVICE_S)
     requests = RequestFactory(None, model, num_token_ids=1000, seed=0)
     engine = LLMEngine(device, Scheduler(config, cache), requests)
     params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
