@@ -147,7 +147,7 @@ def draw_entries(plan: StepPlan, shape: StepShape, num_draws: int) -> np.ndarray
     entries, first = [], 0
     for row in plan.rows:
         read = tokens_read(row)
-        entries += [first + read.index(draw.offset) for draw in row.draws]
+        entries += [first + read.index(draw.offset % row.num_tokens) for draw in row.draws]
         first += len(read)
     index[:drawing] = entries
     return index
@@ -157,8 +157,8 @@ def _tokens_read(plan: StepPlan, shape: StepShape, query_starts: np.ndarray) -> 
     """The places in T of the tokens that draws read, as `draw_entries` counts them."""
     found: list[int] = []
     for place, row in zip(_places(plan, shape).tolist(), plan.rows, strict=True):
-        begin, end = query_starts[place : place + 2].tolist()
-        found += [(end if offset < 0 else begin) + offset for offset in tokens_read(row)]
+        begin = int(query_starts[place])
+        found += [begin + offset for offset in tokens_read(row)]
     return found
 
 

@@ -128,7 +128,7 @@ class StepShapes:
 
 
 def tokens_read(row: PlannedRow) -> tuple[int, ...]:
-    """The tokens of a row that its draws read, each once; its last where it draws nothing."""
-    if len(row.draws) == 1:
-        return (row.draws[0].offset,)
-    return tuple(dict.fromkeys(draw.offset for draw in row.draws)) or (-1,)
+    """The tokens of a row that its draws read, from 0 and each once; its last where none does."""
+    if not row.draws:
+        return (row.num_tokens - 1,)
+    return tuple(dict.fromkeys(draw.offset % row.num_tokens for draw in row.draws))

@@ -15,7 +15,8 @@ from jaxpage.errors import ConfigError
 
 def _lists(step: StepInput) -> dict[str, list]:
     """The fields of a step without groups and with one kind of rows."""
-    assert step.group_rows is None and step.prefix_lens is None and not step.num_single
+    assert step.group_rows is None and step.prefix_lens is None
+    assert step.num_single in (0, step.num_rows)
     leaves = {name: leaf for name, leaf in vars(step).items() if hasattr(leaf, "shape")}
     return {name: np.asarray(leaf).tolist() for name, leaf in leaves.items()}
 
@@ -64,8 +65,8 @@ def test_decode_rows_have_one_token_each() -> None:
 
 
 def test_as_many_tokens_as_rows_is_decode_only_if_it_is() -> None:
-    """[T == B] means decode, so other rows get one more padding token."""
-    assert StepShape.of(prefill_input([[1, 2]], [[1]], 4, num_rows=2)).num_tokens == 3
+    packed = StepShape.of(prefill_input([[1, 2]], [[1]], 4, num_rows=2))
+    assert packed.num_tokens == packed.num_rows == 2 and not packed.is_decode
     assert StepShape.of(prefill_input([[1], [2]], [[1], [2]], 4)).is_decode
 
 
@@ -99,7 +100,6 @@ def test_packing_is_undone_by_unpacking() -> None:
         ({"num_tokens": 3}, "num_tokens=3, wanted at least the 4"),
         ({"num_rows": 1}, "num_rows=1, wanted at least the 2"),
         ({"table_width": 1}, "table_width=1, wanted at least the 2"),
-        ({"num_tokens": 4, "num_rows": 4}, "means decode"),
         ({"block_size": 0}, "block_size=0"),
         ({"token_lists": [], "block_tables": []}, "no rows"),
     ],

@@ -14,7 +14,7 @@ import jaxpage as jp
 from jaxpage.device.placement import Placement
 from tests.models.toys import toy_config
 
-CONFIG = toy_config(max_position_embeddings=32)
+CONFIG = toy_config(max_position_embeddings=32, vocab_size=64)
 HEADS = PartitionSpec(None, None, "model")
 RULES = (
     (r"qkv/kernel", PartitionSpec("model")),

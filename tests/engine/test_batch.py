@@ -94,10 +94,11 @@ def test_each_draw_reads_the_token_it_names() -> None:
         for each in plan.rows:
             asked = [rng.randint(-each.num_tokens, -1) for _ in range(rng.choice((0, 1, 1, 3)))]
             offsets = [o + each.num_tokens * rng.choice((0, 1)) for o in asked]
-            draws = tuple(replace(each.draws[0], offset=offset) for offset in offsets)
+            free = LIMITS.max_num_seqs - sum(len(row.draws) for row in rows)
+            draws = tuple(replace(each.draws[0], offset=offset) for offset in offsets[:free])
             ids = tuple(1000 * each.seq_id + place for place in range(each.num_tokens))
             rows.append(each._replace(draws=draws, token_ids=ids, source=None))
-        plan = StepPlan(1, tuple(rows))
+        plan = replace(plan, rows=tuple(rows))
         vector, shape = StepInputBuilder(SHAPES, CACHE).build(plan)
         step = unpack(vector, shape)
         count = SHAPES.num_draws(shape, len(plan.draws)) if plan.draws else 0
