@@ -133,7 +133,8 @@ def report_lines(record: dict[str, Any]) -> list[str]:
     """Measured by part, then the modelled shares."""
     lines = [
         "Measured, ms a decode step "
-        f"({record['model']}, {record['dtype']}, backend {record['attention']}; the host's part hides under the device's; "
+        f"({record['model']}, {record['dtype']}, backend {record['attention']}; "
+        "the host's part hides under the device's; "
         "floor: this machine's roofline, "
         f"{record['floors']['bytes_per_s'] / 1e9:.1f} GB/s of reads and "
         f"{record['floors']['flops_per_s'] / 1e9:.0f} GFLOP/s of float32 products):", "",
