@@ -1,0 +1,1 @@
+"""What several rooms use: timing, results and their pictures, real prompts."""
