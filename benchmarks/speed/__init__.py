@@ -1,0 +1,1 @@
+"""How fast is it, beside what, and where does the time go?"""
