@@ -32,8 +32,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.publish import table
-from benchmarks.report import first_line
+from benchmarks.common.report import first_line, table
 
 SHIPPED = ("jaxpage", "convert", "pallas_kernels")
 TOPS = (*SHIPPED, "benchmarks", "tests")

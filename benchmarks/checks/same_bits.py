@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checks import same_bits_worker as worker
+from benchmarks.common.report import first_line, table
 from benchmarks.common.trees import run_in_tree
-from benchmarks.publish import table
-from benchmarks.report import first_line
 
 COUNTERS = ("num_steps", "prefix_hit_tokens", "preemptions_recompute", "preemptions_swap")
 HEADER = ("engine", "requests", "tokens", "log-probabilities", "differences", *COUNTERS)

@@ -23,12 +23,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.common.report import Spread, first_line, save, table
+from benchmarks.common.sharegpt import load_sample, quick_sample
 from benchmarks.common.trees import environment, run_in_tree
-from benchmarks.publish import table
-from benchmarks.report import Spread, first_line, save
 from benchmarks.speed import two_builds_worker as worker
-from benchmarks.throughput import MODEL, PREFILL_TOKENS, context, quick_sample
-from benchmarks.workload import load_sample
+from benchmarks.speed.jobs import MODEL, PREFILL_TOKENS, context
 
 LEAST_RATIO = 0.98
 STREAM_CONTEXT, STREAM_TOKENS = 128, 64
@@ -71,13 +70,12 @@ def main() -> int:
     trees = {"old": args.old.resolve(), "new": args.new.resolve()}
     found = measure(trees, job, rounds=args.rounds, has_starts=not args.no_starts)
     ratios = {name: ratio(name, found["old"], found["new"]) for name in found["old"][0]}
-    print(*report_lines(found, ratios), sep="\n")
     record = {
         "commits": {name: commit(tree) for name, tree in trees.items()},
         "rounds": found,
         "ratios": {name: spread.values for name, spread in ratios.items()},
     }
-    print("wrote", save(f"two_builds{'_quick' * args.quick}", record))
+    save("two_builds", record, lines=report_lines(found, ratios), is_quick=args.quick)
     slower = [FIGURES[name].title for name, spread in ratios.items() if is_slower(spread)]
     print(f"under {LEAST_RATIO}: {'; '.join(slower) or 'none'}")
     return 1 if slower else 0

@@ -53,7 +53,7 @@ def test_rounds_are_interleaved_and_told(
 
     options = ["--rounds", "2", "--no-starts", "--quick"]
     monkeypatch.setattr(sys, "argv", ["two_builds", "some/old", "some/new", *options])
-    monkeypatch.setattr("benchmarks.report.OUT", tmp_path)
+    monkeypatch.setattr("benchmarks.common.report.OUT", tmp_path)
     monkeypatch.setattr(two_builds, "run_in_tree", run_in_tree)
     assert two_builds.main() == 1
     assert ran == ["old", "new", "old", "new", "new", "old"]
