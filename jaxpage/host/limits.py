@@ -57,7 +57,7 @@ def _most_output(request: Request, config: EngineConfig) -> int:
 
 
 def _check_pool(request: Request, most_output: int, cache: CacheConfig) -> None:
-    """The last token drawn is never stored, and a prompt that is only scored stores one less.
+    """The last token drawn is never stored; where none is drawn, nor is the last of the prompt.
 
     Of several sequences each needs a block of its own for its first token; the full blocks of
     the prompt are shared:

@@ -134,7 +134,7 @@ class Sequence:
         return len(self.token_ids) + self.num_in_flight
 
     @property
-    def is_score_only(self) -> bool:
+    def is_prompt_only(self) -> bool:
         """Nothing is drawn: only log-probabilities of the prompt are asked for."""
         return self.max_len == self.prompt_len
 
@@ -145,7 +145,7 @@ class Sequence:
     @property
     def num_to_prefill(self) -> int:
         """Tokens to feed when admitted now. The last token of a prompt predicts output only."""
-        return len(self.token_ids) - self.is_score_only
+        return len(self.token_ids) - self.is_prompt_only
 
     @property
     def is_last_step_planned(self) -> bool:
