@@ -144,7 +144,8 @@ class Engine:
         )
 
     def _take_news(self) -> None:
-        for update in self.scheduler.take_updates():
+        while self.scheduler.news:
+            update = self.scheduler.news.popleft()
             index = int(update.request_id)
             if self.first_s[index] is None:
                 self.first_s[index] = self.clock

@@ -86,7 +86,7 @@ def host_step_seconds(rows: int, steps: int) -> list[float]:
         assert plan is not None
         builder.build(plan)
         scheduler.update(plan, answer(plan))
-        scheduler.take_updates()
+        scheduler.news.clear()
         if len(plan.rows) == rows and plan.num_single == len(plan.rows):
             found.append(time.perf_counter() - start)
     return found
@@ -164,7 +164,7 @@ def scheduler_step_seconds(load: Load, steps: int) -> list[float]:
             result = answer(unread)
             start = time.perf_counter()
             scheduler.update(unread, result)
-            scheduler.take_updates()
+            scheduler.news.clear()
             taken += time.perf_counter() - start
         if len(plan.rows) == load.rows and plan.num_single == len(plan.rows):
             found.append(taken)
@@ -187,7 +187,7 @@ def admission_seconds(num_tokens: int, repeats: int) -> list[float]:
         while plan is not None:
             scheduler.update(plan, answer(plan))
             plan = scheduler.schedule()
-        scheduler.take_updates()
+        scheduler.news.clear()
     assert scheduler.counters.prefix_hit_tokens >= repeats * (num_tokens - 17)
     return found[1:]
 

@@ -23,8 +23,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common.report import Spread, first_line, save, table
+from benchmarks.common.report import first_line, save, table
 from benchmarks.common.sharegpt import load_sample, quick_sample
+from benchmarks.common.timing import Spread
 from benchmarks.common.trees import environment, run_in_tree
 from benchmarks.speed import two_builds_worker as worker
 from benchmarks.speed.jobs import MODEL, PREFILL_TOKENS, context

@@ -11,7 +11,7 @@ import jax
 from jaxpage.config import CacheConfig, ModelConfig
 from jaxpage.device.kv_cache import block_bytes
 from jaxpage.errors import CapacityError, ConfigError
-from jaxpage.host.policy import PressureCosts
+from jaxpage.host.policy import PreemptionCosts
 from jaxpage.memory import free_bytes
 from jaxpage.terms import default_device
 
@@ -81,14 +81,14 @@ def size_pool(
     )
 
 
-def pressure_costs(config: ModelConfig, params: Any, *, block_size: int) -> PressureCosts:
+def pressure_costs(config: ModelConfig, params: Any, *, block_size: int) -> PreemptionCosts:
     """What swapping and recomputing cost here, to the order of magnitude."""
     num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
     is_cpu = default_device().platform == "cpu"
     operations_per_s = CPU_OPERATIONS_PER_S if is_cpu else GPU_OPERATIONS_PER_S
-    return PressureCosts(
+    return PreemptionCosts(
         block_bytes=block_bytes(config, block_size),
-        link_bytes_per_s=CPU_BYTES_PER_S if is_cpu else PressureCosts().link_bytes_per_s,
+        link_bytes_per_s=CPU_BYTES_PER_S if is_cpu else PreemptionCosts().link_bytes_per_s,
         seconds_per_token=2 * num_params / operations_per_s,
     )
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxpage.config import CacheConfig
 from jaxpage.host.block_pool import BlockPool
@@ -145,16 +145,7 @@ class BlockManager:
         for block, filled in zip(parent.block_ids, self._fills(parent), strict=True):
             self.pool.incref(block, filled)
         parent.num_writable = parent.num_stored
-        self._tables[child_seq_id] = BlockTable(
-            block_ids=parent.block_ids,
-            num_stored=parent.num_stored,
-            num_writable=parent.num_stored,
-            num_cached=parent.num_cached,
-            cache_at=parent.cache_at,
-            parent=parent.parent,
-            namespace=parent.namespace,
-            generation=parent.generation,
-        )
+        self._tables[child_seq_id] = replace(parent)
 
     def free(self, seq_id: int, *, until_step: int | None) -> None:
         """Takes the table away: its blocks are free once `until_step` is read, None for now.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.errors import CapacityError, PromptCapacityError, RequestError
 from jaxpage.host.plan import Request
-from jaxpage.host.sequence import SequenceGroup, num_sequences
+from jaxpage.host.sequence import SequenceGroup
 
 
 def check_request(request: Request, config: EngineConfig, cache: CacheConfig) -> None:
     """Raises RequestError or PromptCapacityError when it can never run."""
-    num_rows = num_sequences(request)
+    num_rows = request.num_sequences
     if num_rows > config.max_num_seqs:
         name = "n or best_of" if request.beam is None else "beam_width"
         raise RequestError(
@@ -30,7 +30,7 @@ def check_request(request: Request, config: EngineConfig, cache: CacheConfig) ->
 
 
 def length_limit(request: Request, config: EngineConfig) -> int:
-    """Tokens, prompt included, at which a sequence of this request ends by length."""
+    """Tokens, prompt included, at which a sequence of this request finishes by length."""
     return min(config.max_model_len, len(request.prompt_token_ids) + _most_output(request, config))
 
 
@@ -57,7 +57,7 @@ def _most_output(request: Request, config: EngineConfig) -> int:
 
 
 def _check_pool(request: Request, most_output: int, cache: CacheConfig) -> None:
-    """The last token drawn is never stored, and a prompt that is only scored stores one less.
+    """The last token drawn is never stored; where none is drawn, nor is the last of the prompt.
 
     Of several sequences each needs a block of its own for its first token; the full blocks of
     the prompt are shared:
@@ -66,7 +66,7 @@ def _check_pool(request: Request, most_output: int, cache: CacheConfig) -> None:
                                                       | e f y .
                                                       | e f z .
     """
-    num_prompt, num_rows = len(request.prompt_token_ids), num_sequences(request)
+    num_prompt, num_rows = len(request.prompt_token_ids), request.num_sequences
     num_stored = num_prompt + min(most_output, 2) - 1
     need = cache.blocks_for(num_stored)
     if num_rows > 1 and most_output > 1:

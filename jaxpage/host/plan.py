@@ -1,7 +1,7 @@
 """The messages between the host and the engine: what a step is to run, and what came back.
 
-All are values that never change: token ids, positions and block ids, no arrays. What a step has one
-of for each row is a named tuple, which is made in a third of a frozen dataclass's time.
+All are values that never change: token ids, positions and block ids, no arrays. Rows and updates,
+of which a step has many, are named tuples: made in a third of a frozen dataclass's time.
 
     sequence, block_size 4        tokens  a b c d | e f g . |     blocks (5, 2)
     decode row of token g         token_ids (g,)  start 6  num_tokens 1  context_len 7
@@ -40,9 +40,20 @@ class Request:
     """Lower runs first."""
     namespace: Namespace = ()
     adapter: int = 0
-    """Which of the model's adapters its rows use; 0 is none."""
+    """Which of the model's adapters is used; 0 is none."""
     beam: BeamSearchParams | None = None
     """Beam search instead of sampling; `params` then holds the limits and the end ids."""
+
+    @property
+    def num_sequences(self) -> int:
+        """Samples or beams: rows that it needs at once."""
+        return self.params.num_sequences if self.beam is None else self.beam.beam_width
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Every id that ends a sequence of it."""
+        eos_token_ids = frozenset() if self.params.ignore_eos else self.eos_token_ids
+        return eos_token_ids.union(self.params.stop_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +74,7 @@ class Draw:
     also with ignore_eos, as in vLLM."""
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     history: tuple[int, ...] = ()
-    """Known tokens before the row's last one, prompt first; only when params.needs_history."""
+    """All known tokens before the row's last one, prompt first; () unless params.needs_history."""
     num_candidates: int = 0
     """Beam search: how many of the best ids, with raw log-probabilities, `StepResult.top` holds."""
     offset: int = -1
@@ -165,7 +176,7 @@ class SequenceUpdate(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
-    """Set when the request failed; it is then gone from the scheduler."""
+    """Why the request failed; the scheduler has removed it."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
     """The whole prompt's, told once, with the first update after they are complete."""
     num_preemptions: int = 0

@@ -14,7 +14,7 @@ MOST_DOUBLINGS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class PressureCosts:
+class PreemptionCosts:
     """What preemption costs: `swap` moves bytes both ways, `recompute` feeds tokens again.
 
     The defaults are those of a 7-billion model in bfloat16 with blocks of 16 on a card with

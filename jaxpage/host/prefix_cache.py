@@ -73,9 +73,6 @@ class PrefixCache:
         self._by_block: dict[int, CachedBlock] = {}
         self._evictable: OrderedDict[int, None] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._by_block)
-
     @property
     def num_evictable(self) -> int:
         return len(self._evictable)

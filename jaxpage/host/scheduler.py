@@ -25,7 +25,7 @@ from jaxpage.host.ladder import Ladder
 from jaxpage.host.limits import check_request, length_limit, too_large
 from jaxpage.host.plan import Request, Resumed, SequenceUpdate, StepPlan, StepResult
 from jaxpage.host.planner import find_too_large, plan_step
-from jaxpage.host.policy import PressureCosts
+from jaxpage.host.policy import PreemptionCosts
 from jaxpage.host.queues import Queues
 from jaxpage.host.sequence import Sequence, SequenceGroup, Status, new_group, resumed_group
 from jaxpage.host.state import State
@@ -50,7 +50,7 @@ class Scheduler:
         cache: CacheConfig,
         *,
         prefill_ladder: Ladder | None = None,
-        costs: PressureCosts | None = None,
+        costs: PreemptionCosts | None = None,
     ) -> None:
         """`prefill_ladder`: sizes that prefill steps are padded to, so that they fit well.
 
@@ -58,11 +58,11 @@ class Scheduler:
         """
         self.counters = Counters()
         self.news: deque[SequenceUpdate] = deque()
-        """What there is to tell, oldest first; taking one in is followed by removing it."""
+        """What there is to tell, oldest first; the engine removes each once it has taken it in."""
         self._config = config
         self._cache = cache
         self._prefill_ladder = prefill_ladder
-        self._costs = costs or PressureCosts()
+        self._costs = costs or PreemptionCosts()
         self._state = self._new_state(last_step=0)
         self._groups: dict[str, SequenceGroup] = {}
         self._sequences: dict[int, Sequence] = {}
@@ -124,12 +124,6 @@ class Scheduler:
                 sequence = sequences[row.seq_id]
                 if is_complete(sequence):
                     self._finish_group(sequence.group, End("length"))
-
-    def take_updates(self) -> tuple[SequenceUpdate, ...]:
-        """All news since the last call, oldest first."""
-        updates = tuple(self.news)
-        self.news.clear()
-        return updates
 
     def finish(self, seq_id: int, reason: FinishReason, stop_reason: int | str | None) -> None:
         """Finishes one sequence for a cause the engine found; a finished one stays as it is."""

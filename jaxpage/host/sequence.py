@@ -53,8 +53,8 @@ class SequenceGroup:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     """Those read so far, after a None for the first token; None when not asked for, or told."""
     num_targets: int = 1
-    """Leading prompt tokens that are not to be asked for (again): the first, and those whose
-    log-probability is read or in flight. Preemption leaves it as it is: none is asked twice."""
+    """Leading prompt tokens whose log-probability is read, in flight or not wanted: the first one's
+    never is. Preemption leaves it as it is, so that none is asked for twice."""
     is_one_row: bool = True
     """Nothing has been drawn: the first sequence's row stands for all."""
     is_waiting: bool = False
@@ -134,7 +134,7 @@ class Sequence:
         return len(self.token_ids) + self.num_in_flight
 
     @property
-    def is_score_only(self) -> bool:
+    def is_prompt_only(self) -> bool:
         """Nothing is drawn: only log-probabilities of the prompt are asked for."""
         return self.max_len == self.prompt_len
 
@@ -145,7 +145,7 @@ class Sequence:
     @property
     def num_to_prefill(self) -> int:
         """Tokens to feed when admitted now. The last token of a prompt predicts output only."""
-        return len(self.token_ids) - self.is_score_only
+        return len(self.token_ids) - self.is_prompt_only
 
     @property
     def is_last_step_planned(self) -> bool:
@@ -164,11 +164,10 @@ def new_group(request: Request, first_seq_id: int, max_len: int) -> SequenceGrou
     group = SequenceGroup(request, arrival=first_seq_id, prompt_logprobs=prompt_logprobs)
     draw = _new_draw(request, first_seq_id)
     if beam is not None:
-        end_ids = _end_ids(request)
-        draw = replace(draw, num_candidates=num_candidates(beam, end_ids))
+        draw = replace(draw, num_candidates=num_candidates(beam, request.end_ids))
         max_output = max_len - len(request.prompt_token_ids)
-        group.beams = BeamSearch(beam, end_ids=end_ids, max_output=max_output)
-    for index in range(num_sequences(request)):
+        group.beams = BeamSearch(beam, end_ids=request.end_ids, max_output=max_output)
+    for index in range(request.num_sequences):
         own = replace(draw, seq_id=first_seq_id + index, sample_index=index)
         sequence = Sequence(
             seq_id=first_seq_id + index,
@@ -207,11 +206,6 @@ def resumed_group(known: SequenceGroup, told: Resumed) -> SequenceGroup:
     return group
 
 
-def num_sequences(request: Request) -> int:
-    """Rows that a request needs at once."""
-    return request.params.num_sequences if request.beam is None else request.beam.beam_width
-
-
 def _new_draw(request: Request, seq_id: int) -> Draw:
     params = request.params
     held_back = request.eos_token_ids.union(params.stop_token_ids)
@@ -224,9 +218,3 @@ def _new_draw(request: Request, seq_id: int) -> Draw:
         stop_token_ids=tuple(sorted(held_back)),
         bad_word_ids=request.bad_word_ids,
     )
-
-
-def _end_ids(request: Request) -> frozenset[int]:
-    """Every id that ends a sequence of it."""
-    eos_token_ids = frozenset() if request.params.ignore_eos else request.eos_token_ids
-    return eos_token_ids.union(request.params.stop_token_ids)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.host.block_manager import BlockManager
 from jaxpage.host.ladder import Ladder
-from jaxpage.host.policy import PressureCosts, rank
+from jaxpage.host.policy import PreemptionCosts, rank
 from jaxpage.host.queues import Queues
 from jaxpage.host.sequence import Sequence, SequenceGroup, Status
 from jaxpage.outputs import Counters
@@ -24,7 +24,7 @@ class State:
     config: EngineConfig
     cache: CacheConfig
     prefill_ladder: Ladder | None
-    costs: PressureCosts
+    costs: PreemptionCosts
     counters: Counters
     queues: Queues
     blocks: BlockManager

@@ -57,7 +57,7 @@ def find_end(sequence: Sequence) -> End | None:
 def is_complete(sequence: Sequence) -> bool:
     """Whether only log-probabilities of the prompt were asked for, and all of them are read."""
     logprobs = sequence.group.prompt_logprobs
-    return sequence.is_score_only and (logprobs is None or len(logprobs) == sequence.prompt_len)
+    return sequence.is_prompt_only and (logprobs is None or len(logprobs) == sequence.prompt_len)
 
 
 def take_prompt_logprobs(

@@ -12,7 +12,7 @@ from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.host import Ladder, Request, Scheduler, SequenceUpdate, StepPlan, StepResult
 from jaxpage.host.limits import length_limit
 from jaxpage.host.planner import least_prefill_tokens
-from jaxpage.host.policy import PressureCosts
+from jaxpage.host.policy import PreemptionCosts
 from jaxpage.host.sequence import Status
 from jaxpage.outputs import TokenLogprob
 from tests.host.fake import VOCAB, FakeDevice, expected, expected_beams, logprob
@@ -71,7 +71,7 @@ class Driver:
         *,
         depth: int = 1,
         prefill_ladder: Ladder | None = None,
-        costs: PressureCosts | None = None,
+        costs: PreemptionCosts | None = None,
     ) -> None:
         self.scheduler = Scheduler(config, cache, prefill_ladder=prefill_ladder, costs=costs)
         self.config = config
@@ -90,8 +90,7 @@ class Driver:
         self.scheduler.check(request)
         self.scheduler.add(request)
         self.seq_ids[request.request_id] = self.device.add(request)
-        width = request.beam.beam_width if request.beam else request.params.num_sequences
-        self.news[request.request_id] = News([Said() for _ in range(width)])
+        self.news[request.request_id] = News([Said() for _ in range(request.num_sequences)])
         self.take_news()
 
     def step(self) -> None:
@@ -123,7 +122,8 @@ class Driver:
         return sum(len(said.ends) for news in self.news.values() for said in news.samples)
 
     def take_news(self) -> None:
-        for update in self.scheduler.take_updates():
+        while self.scheduler.news:
+            update = self.scheduler.news.popleft()
             news = self.news[update.request_id]
             said = news.samples[update.sample_index]
             assert not said.ends and news.error is None, f"news after the end: {update}"
@@ -266,7 +266,7 @@ def engine(
     num_swap_blocks: int = 0,
     preemption: Literal["auto", "recompute", "swap"] = "auto",
     enable_prefix_caching: bool = False,
-    costs: PressureCosts | None = None,
+    costs: PreemptionCosts | None = None,
 ) -> Driver:
     """An engine without a prefix cache, where a test does not ask for one."""
     config = EngineConfig(

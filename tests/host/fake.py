@@ -163,8 +163,7 @@ class FakeDevice:
     def add(self, request: Request) -> int:
         """The id of the request's first sequence, as the scheduler numbers them."""
         first = len(self.requests) + 1
-        width = request.beam.beam_width if request.beam else request.params.num_sequences
-        for index in range(width):
+        for index in range(request.num_sequences):
             self.requests[first + index] = request
             self.samples[first + index] = index
         return first

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.host import Ladder, Request
-from jaxpage.host.policy import PressureCosts
+from jaxpage.host.policy import PreemptionCosts
 from tests.host.driver import Driver
 from tests.host.fake import VOCAB, beam_request, request
 
@@ -84,5 +84,5 @@ def drivers(draw: st.DrawFn) -> Driver:
         ),
         depth=draw(st.integers(0, 1)),
         prefill_ladder=draw(st.none() | st.just(Ladder.doubling(4, 64))),
-        costs=PressureCosts(seconds_per_token=draw(st.sampled_from([1e-6, 1.0]))),
+        costs=PreemptionCosts(seconds_per_token=draw(st.sampled_from([1e-6, 1.0]))),
     )

@@ -13,7 +13,7 @@ import pytest
 from jaxpage.config import CacheConfig, EngineConfig
 from jaxpage.errors import RequestError
 from jaxpage.host import Request
-from jaxpage.host.policy import PressureCosts
+from jaxpage.host.policy import PreemptionCosts
 from tests.host.driver import Driver
 from tests.host.fake import VOCAB, beam_request, request
 
@@ -88,7 +88,7 @@ def random_driver(rng: random.Random) -> Driver:
         block_size=size,
         num_swap_blocks=rng.choice([0, 1, 4, 40]),
     )
-    costs = PressureCosts(seconds_per_token=rng.choice([1e-6, 1.0]))
+    costs = PreemptionCosts(seconds_per_token=rng.choice([1e-6, 1.0]))
     return Driver(config, cache, depth=rng.randint(0, 1), costs=costs)
 
 

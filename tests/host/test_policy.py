@@ -44,5 +44,5 @@ def test_a_preempted_group_waits_for_more() -> None:
 )
 def test_bytes_both_ways_against_tokens(num_blocks: int, num_tokens: int, is_swap: bool) -> None:
     """8 MiB a block at 25 GB/s is 0.67 ms there and back; 0.1 ms a token."""
-    costs = policy.PressureCosts()
+    costs = policy.PreemptionCosts()
     assert costs.is_swap_cheaper(num_blocks=num_blocks, num_tokens=num_tokens) == is_swap

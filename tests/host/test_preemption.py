@@ -6,14 +6,14 @@ from typing import Literal
 
 import pytest
 
-from jaxpage.host.policy import PressureCosts
+from jaxpage.host.policy import PreemptionCosts
 from jaxpage.host.preemption import preempt
 from tests.host.driver import BOTH_DEPTHS, engine, prompt, shape
 from tests.host.fake import beam_request, expected, request
 
 Mode = Literal["auto", "recompute", "swap"]
-CHEAP_TOKENS = PressureCosts(seconds_per_token=1e-9)
-DEAR_TOKENS = PressureCosts(seconds_per_token=1.0)
+CHEAP_TOKENS = PreemptionCosts(seconds_per_token=1e-9)
+DEAR_TOKENS = PreemptionCosts(seconds_per_token=1.0)
 
 
 @BOTH_DEPTHS
@@ -219,7 +219,7 @@ def test_a_host_pool_too_small_for_any_group_is_no_deadlock(depth: int) -> None:
 
 
 @pytest.mark.parametrize("costs", [CHEAP_TOKENS, DEAR_TOKENS])
-def test_auto_takes_the_cheaper(costs: PressureCosts) -> None:
+def test_auto_takes_the_cheaper(costs: PreemptionCosts) -> None:
     driver = engine(num_blocks=8, num_swap_blocks=20, costs=costs)
     for index in range(3):
         driver.add(request(str(index), prompt(8, index), max_tokens=16))
