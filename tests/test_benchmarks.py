@@ -14,6 +14,7 @@ WITH_MODEL = ["throughput", "exactness", "mixed", "start", "sharing"]
 ALONE = ["host"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_MODEL + ALONE)
 def test_the_quick_version_prints_its_figures_and_keeps_them(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
