@@ -122,9 +122,14 @@ CHECKS = (
     *(("reference", name) for name in REFERENCE),
     *(("batch", name) for name in BATCH),
 )
+QUICK = (("xla", "decode edges"), ("xla", "mixed step"), ("xla", "shared"))
+"""The rest is marked slow."""
 
 
-@pytest.mark.parametrize(("backend", "name"), CHECKS)
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [check if check in QUICK else pytest.param(*check, marks=pytest.mark.slow) for check in CHECKS],
+)
 def test_equals_dense_attention(backend: str, name: str) -> None:
     case = CASES[name]
     problem = build(case)
@@ -159,6 +164,7 @@ def test_the_tolerance_would_notice(name: str) -> None:
     assert worst_error(nan, problem) == np.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["decode long beside short", "mixed"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_order_and_padding_change_nothing(backend: str, name: str) -> None:
@@ -223,6 +229,7 @@ def test_write_and_attention_happen_in_place(name: str) -> None:
     assert memory.temp_size_in_bytes < 0.02 * pool_bytes
 
 
+@pytest.mark.slow
 def test_the_reference_is_differentiable_in_q_k_v() -> None:
     problem = build(CASES["mixed"])
     attend = jitted("reference", None)

@@ -19,6 +19,7 @@ def test_the_joined_estimate_weighs_the_kernel_by_its_share() -> None:
     assert rows[0]["joined_share"] == pytest.approx(1 / (1 + block_size.ATTENTION_SHARE))
 
 
+@pytest.mark.slow
 def test_the_small_version_sweeps_both_workloads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

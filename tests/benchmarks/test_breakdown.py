@@ -19,6 +19,7 @@ def test_the_roofline_of_a_step_by_hand() -> None:
     assert attention == pytest.approx(1000 * 819_200 / 1555e9)
 
 
+@pytest.mark.slow
 def test_the_small_version_has_every_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,6 +29,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]
     return folder, json.loads((folder / "gpu_quick.json").read_text())
 
 
+@pytest.mark.slow
 def test_all_kernels_are_verified_over_all_pools(ran: tuple[Path, dict[str, Any]]) -> None:
     rows = ran[1]["verified"]
     assert all(row["ok"] for row in rows)
@@ -40,6 +41,7 @@ def test_all_kernels_are_verified_over_all_pools(ran: tuple[Path, dict[str, Any]
     assert 0 < step["error"] < 1e-5
 
 
+@pytest.mark.slow
 def test_everything_is_timed_with_its_peers_and_drawn(ran: tuple[Path, dict[str, Any]]) -> None:
     folder, record = ran
     (decode,), (prefill,), step = record["decode"], record["prefill"], record["step"]
@@ -55,6 +57,7 @@ def test_everything_is_timed_with_its_peers_and_drawn(ran: tuple[Path, dict[str,
     assert picture.count(". XLA dense") == 2
 
 
+@pytest.mark.slow
 def test_transformers_runs_the_same_weights(ran: tuple[Path, dict[str, Any]]) -> None:
     peer = ran[1]["step"]["peers"]["Transformers"]
     if HAS_TRANSFORMERS:
@@ -77,6 +80,7 @@ def test_cudnn_is_asked_for_paged_attention(monkeypatch: pytest.MonkeyPatch) -> 
     assert '"is_paged_attention": true' in text.replace("\\22", '"')
 
 
+@pytest.mark.slow
 def test_dense_attention_equals_the_kernels() -> None:
     q, k, v = (jax.random.normal(key, (2, 8, 64)) for key in jax.random.split(jax.random.key(0), 3))
     keys, values = (x.reshape(2, 2, 4, 64) for x in (k, v))
@@ -86,6 +90,7 @@ def test_dense_attention_equals_the_kernels() -> None:
     assert bool(jnp.allclose(got.reshape(want.shape), want, atol=1e-5))
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_ends_with_status_1_untimed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

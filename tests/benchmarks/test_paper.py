@@ -163,6 +163,7 @@ def test_a_curve_that_runs_away_is_cut_where_it_leaves_the_chart() -> None:
     assert (x, y) == (pytest.approx(left + (right - left) * 1.5 / 3, abs=0.1), TOP)
 
 
+@pytest.mark.slow
 def test_the_small_version_prints_rows_and_keeps_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

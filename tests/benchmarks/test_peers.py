@@ -18,6 +18,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_quick_form_measures_every_job() -> None:
     done = run()
     assert done.returncode == 0, done.stderr

@@ -26,6 +26,7 @@ def test_goodput_past_capacity_is_judged() -> None:
     assert "COLLAPSE" in pressure.verdict("x", bad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pressure", "day"])
 def test_the_small_version_runs_the_engine_and_loses_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -17,6 +17,7 @@ WITH_MODEL = [
 ALONE = ["speed.host_overhead"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", WITH_MODEL + ALONE)
 def test_the_quick_version_prints_its_figures_and_keeps_them(
     module: str,

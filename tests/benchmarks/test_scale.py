@@ -29,6 +29,7 @@ def test_under_pressure_the_twin_preempts_and_loses_no_token() -> None:
     assert (totals.requests, totals.output_tokens) == (60, 60 * 200)
 
 
+@pytest.mark.slow
 def test_the_small_version_prints_its_tables_and_keeps_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

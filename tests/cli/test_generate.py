@@ -40,6 +40,7 @@ def test_one_prompt_streams_its_text_alone(capsys: pytest.CaptureFixture[str]) -
     assert streamed.out.endswith("\n") and streamed.err == ""
 
 
+@pytest.mark.slow
 def test_jsonl_lines_come_in_input_order_and_a_bad_one_errs_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +161,7 @@ def test_stdin_holds_prompts_or_objects(
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_the_run_quietly() -> None:
     command = [sys.executable, "-m", "jaxpage.generate", *ENGINE, "Tom has", "--max-tokens", "200",
                "--ignore-eos"]  # fmt: skip

@@ -21,6 +21,7 @@ LARGE = BASE | {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 @pytest.mark.parametrize("to", ["orbax", "hf"])
 def test_memory_stays_within_the_promise(to: str, tmp_path: Path) -> None:

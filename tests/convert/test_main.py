@@ -109,6 +109,7 @@ def test_help_examples_are_calls_that_parse(capsys: pytest.CaptureFixture[str]) 
         assert options.source
 
 
+@pytest.mark.slow
 def test_as_a_command_it_shows_progress_and_no_noise(tmp_path: Path) -> None:
     write_gguf(variant("gqa"), tmp_path / "model.gguf")
     done = subprocess.run(

@@ -48,6 +48,7 @@ def test_the_toy_is_a_model() -> None:
     assert isinstance(MODEL, Model)
 
 
+@pytest.mark.slow
 def test_a_prompt_in_two_steps_beside_another_gives_the_same_logits() -> None:
     cache, _ = _forward(_cache(), prefill_input([A[:5]], [TABLES[0]], SIZE, num_tokens=8))
     mixed = prefill_input([A[5:], B], TABLES, SIZE, starts=[5, 0], num_tokens=12, num_rows=3)
@@ -68,6 +69,7 @@ def test_decoding_token_by_token_gives_the_same_logits() -> None:
     np.testing.assert_allclose([last[0], last[1]], _whole(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_generation_loop_takes_the_argmax_of_the_whole_sequence() -> None:
     prefill = jax.jit(partial(functional.prefill, MODEL))
     decode = jax.jit(partial(functional.decode, MODEL, attention="reference"))
@@ -83,6 +85,7 @@ def test_a_generation_loop_takes_the_argmax_of_the_whole_sequence() -> None:
         assert tokens[length] == int(logits[0].argmax())
 
 
+@pytest.mark.slow
 def test_a_token_in_flight_feeds_the_next_step() -> None:
     """token_source d + 1 replaces the row's last token, in decode and in prefill rows."""
     previous = jnp.array([11, 22, 33], jnp.int32)
@@ -106,6 +109,7 @@ def _assert_same_step(given: StepInput, known: StepInput, previous: Array, live:
     np.testing.assert_array_equal(hidden[:live], want[:live])
 
 
+@pytest.mark.slow
 def test_a_packed_step_with_a_donated_cache_updates_in_place() -> None:
     step = jax.device_get(prefill_input([A, B], TABLES, SIZE, num_tokens=16, num_rows=3))
     shape = StepShape.of(step)
@@ -126,6 +130,7 @@ def test_a_packed_step_with_a_donated_cache_updates_in_place() -> None:
     assert draw.positions.tolist()[:2] == [len(A), len(B)]
 
 
+@pytest.mark.slow
 def test_draw_samples_with_the_models_logits() -> None:
     step = prefill_input([A, B], TABLES, SIZE)
     run = jax.jit(partial(steps.hidden_step, MODEL, backend=PLAIN))
@@ -137,6 +142,7 @@ def test_draw_samples_with_the_models_logits() -> None:
         np.testing.assert_array_equal(out.token_ids, _whole()[:, :count].argmax(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slice_rows", [4, 64])
 def test_prompt_log_probabilities_are_those_of_the_logits(slice_rows: int) -> None:
     hidden = jax.random.normal(jax.random.key(1), (9, 16))
@@ -165,6 +171,7 @@ def test_prompt_log_probabilities_never_hold_all_logits() -> None:
     assert memory.temp_size_in_bytes < 0.5 * 4096 * V * 4
 
 
+@pytest.mark.slow
 def test_gradients_go_through_the_reference() -> None:
     step = prefill_input([A, B], TABLES, SIZE)
 

@@ -76,6 +76,7 @@ def test_only_what_has_changed_is_read_again(
     assert compile_cache.remove_torn(directory) == 0 and read == ["b-cache", "a-cache"]
 
 
+@pytest.mark.slow
 def test_jax_reads_the_format_that_is_checked(tmp_path: Path) -> None:
     """What JAX writes is whole to us, and cut short it is not."""
     code = (

@@ -89,6 +89,7 @@ def run(
     return [done[str(index)] for index in range(len(work))], stats
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "pressed"),
     [
@@ -116,6 +117,7 @@ def test_ids_are_those_of_each_request_alone(
         assert stats.preemptions_recompute > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [7, 32])
 def test_the_block_size_changes_nothing(
     parts: dict[str, Any], expected: Ids, block_size: int

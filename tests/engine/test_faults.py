@@ -71,6 +71,7 @@ def bench() -> Iterator[Bench]:
     bench.llm.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_interrupt", [True, False], ids=["interrupts", "errors"])
 def test_an_llm_is_as_good_as_new_whatever_was_raised_wherever(
     bench: Bench, is_interrupt: bool
@@ -89,6 +90,7 @@ def test_a_second_interrupt_may_fall_anywhere_in_the_clean_up(bench: Bench, kind
         bench.attack(Attack(kind, Injection(at, KeyboardInterrupt, True, again)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, MemoryError])
 @pytest.mark.parametrize("times", [1, 10**9])
 @pytest.mark.parametrize("where", ["dispatch", "read", "_run"])
@@ -179,6 +181,7 @@ def test_a_program_that_could_not_be_compiled_is_tried_anew(
     assert len(ids(llm)) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [{"temperature": 0.5}, {"n": 2, "temperature": 0.5}])
 def test_a_request_whose_draw_no_array_holds_fails_alone(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
@@ -227,6 +230,7 @@ def calm() -> Iterator[None]:
     jax.jit(lambda: jax.pure_callback(lambda: np.zeros(1, np.float32), like))()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calm")
 @pytest.mark.parametrize("what", ["draws", "pool"])
 def test_what_a_device_left_that_failed_once_fails_no_later_call(
@@ -428,6 +432,7 @@ def test_a_plan_that_was_dispatched_is_not_dispatched_twice(
     assert calls[::2] == calls[1::2]
 
 
+@pytest.mark.slow
 def test_a_process_ends_while_a_thread_of_it_runs_steps() -> None:
     """Where Python stops a thread within the device's library, the process aborts."""
     script = f"""

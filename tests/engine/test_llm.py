@@ -53,6 +53,7 @@ def mixed() -> list[SamplingParams]:
     ]
 
 
+@pytest.mark.slow
 def test_ids_are_the_same_alone_in_a_batch_and_in_any_order(llm: LLM) -> None:
     batch = ids(llm, PROMPTS, mixed())
     backwards = ids(llm, PROMPTS[::-1], mixed()[::-1])[::-1]
@@ -61,6 +62,7 @@ def test_ids_are_the_same_alone_in_a_batch_and_in_any_order(llm: LLM) -> None:
     assert len(set(batch)) == len(batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -88,6 +90,7 @@ def test_ids_do_not_depend_on_how_the_engine_is_cut(
     other.close()
 
 
+@pytest.mark.slow
 def test_a_warm_engine_compiles_nothing_whatever_the_settings(llm: LLM) -> None:
     orders = [mixed()[shift:] + mixed()[:shift] for shift in range(len(PROMPTS))]
     for settings in orders:
@@ -202,6 +205,7 @@ def test_prompt_logprobs_do_not_depend_on_the_size_of_prefill_steps(
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_rows_beyond_the_tokenizer_count_for_nothing(llm: LLM, parts: dict[str, Any]) -> None:
     """A padded vocabulary: the two rows more would win every draw, one where the other loses."""
     embedding, head = parts["params"]["embed"]["embedding"], parts["params"]["lm_head"]["kernel"]

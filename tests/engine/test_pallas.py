@@ -38,6 +38,7 @@ def generated(parts: tuple[Any, ...], attention: Any) -> list[tuple[int, ...]]:
     return [tuple(out.outputs[0].token_ids) for out in outs]
 
 
+@pytest.mark.slow
 def test_the_ids_are_those_of_xla(parts: tuple[Any, ...]) -> None:
     """Chunked prefill beside decode, and a request that waits for its turn."""
     got = generated(parts, "pallas")
@@ -61,6 +62,7 @@ def test_every_layer_runs_the_kernels(parts: tuple[Any, ...]) -> None:
             assert ("pallas_call" in str(program)) == count
 
 
+@pytest.mark.slow
 @pytest.mark.weights
 def test_a_real_models_ids_are_the_recorded_ones() -> None:
     """All golden prompts of SmolLM2 with all of their tokens, in one batch.

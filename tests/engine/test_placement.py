@@ -52,6 +52,7 @@ def wanted(params: dict[str, Any]) -> Made:
     return made(build(params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("updated", [False, True], ids=["built with", "updated to"])
 def test_numpy_params_are_copied_and_jax_ones_are_not(
     params: dict[str, Any], wanted: Made, updated: bool
@@ -73,6 +74,7 @@ def spread(params: Any, spec: PartitionSpec) -> Any:
     return jax.device_put(params, NamedSharding(mesh, spec))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "move",
     [
@@ -94,6 +96,7 @@ def test_params_elsewhere_are_placed_at_once(
     assert places(llm) == {jax.devices()[0]} and made(llm) == wanted
 
 
+@pytest.mark.slow
 def test_an_engine_stays_on_the_default_device_of_its_making(
     params: dict[str, Any], wanted: Made
 ) -> None:

@@ -27,6 +27,7 @@ def as_blocks(cache: KVCache) -> np.ndarray:
     return np.stack([np.asarray(leaf) for leaf in jax.tree.leaves(cache)], axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 9, 600])
 def test_moves_happen_in_order_and_read_before_they_write(count: int) -> None:
     rng = np.random.default_rng(count)

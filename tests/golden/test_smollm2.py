@@ -13,7 +13,7 @@ from tests.golden import DATA_DIR
 GOLDEN = DATA_DIR / "golden_smollm2_greedy.json"
 LOGPROB_TOLERANCE = 1e-3
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.weights, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ SETTINGS = ("beam_width", "max_tokens", "length_penalty", "early_stopping")
 CHOSEN = (0, 4, 8, 20, 21, 22, 26, 28)
 """Each of the five settings; from 20 on, beams that end before the limit."""
 
-pytestmark = pytest.mark.weights
+pytestmark = [pytest.mark.weights, pytest.mark.slow]
 
 
 def test_beams_in_one_batch_are_those_of_transformers() -> None:

@@ -101,12 +101,14 @@ def test_prompt_logprobs_are_those_of_transformers(
     assert told == pytest.approx(case["prompt_logprobs"][1:], abs=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_ids_do_not_depend_on_batch_or_order(llm: LLM) -> None:
     assert ids_of(llm.generate(PROMPT_IDS[::-1], ASKED)) == WANTED_IDS[::-1]
     for prompt, ids in zip(PROMPT_IDS[::3], WANTED_IDS[::3], strict=True):
         assert ids_of(llm.generate([prompt], ASKED)) == [ids]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -161,6 +163,7 @@ def test_golden_beam_scores_follow_from_our_logprobs(case: dict[str, Any], llm: 
         assert total == pytest.approx(wanted, abs=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")  # transformers' and torch's own deprecations
 def test_golden_file_is_what_transformers_says() -> None:

@@ -31,6 +31,7 @@ def test_scaled_frequencies() -> None:
     assert np.all((plain / 8 < llama3) & (llama3 < plain), where=between)
 
 
+@pytest.mark.slow
 def test_dynamic_scaling_leaves_short_sequences_exactly_alone() -> None:
     scaling = RopeScaling("dynamic", 4.0, 16)
     step = prompt_step([range(16), range(20)], [16, 12])
@@ -41,6 +42,7 @@ def test_dynamic_scaling_leaves_short_sequences_exactly_alone() -> None:
     assert not np.any(np.all(grown[32:] == plain[32:], axis=1))  # lengths 17 to 20
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
 @pytest.mark.parametrize("kind", [None, "linear", "llama3"])

@@ -69,6 +69,7 @@ def test_the_tree_is_the_documented_one(flag: bool) -> None:
     assert len(actual) == (1 + 2 * 10 + 1 if flag else 2 * 6 + 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_tokens", [2, 16])
 def test_the_cache_is_updated_in_place_and_no_weight_is_copied(num_tokens: int) -> None:
     config = toy_config(hidden_size=128, intermediate_size=512, head_dim=32, vocab_size=2048)
@@ -111,6 +112,7 @@ def test_each_layer_uses_its_own_weights_and_cache() -> None:
     assert not np.allclose(sums(swapped), sums(params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "tied"),
     [("float32", False), ("bfloat16", True), ("bfloat16", False), ("float16", False)],
@@ -138,6 +140,7 @@ def test_activations_follow_the_dtype_and_logits_are_float32(dtype: str, tied: b
     np.testing.assert_allclose(logits, wide[0] @ head.T, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_gradient_reaches_every_parameter() -> None:
     config = toy_config(attention_bias=True, mlp_bias=True)
     model, params, step = build_model(config), init_params(config), prompt_step([[1, 2, 3, 4]])

@@ -61,6 +61,7 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, 61, count).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SHAPES)
 def test_logits_equal_transformers(name: str) -> None:
     config = toy_config(**SHAPES[name])
@@ -73,6 +74,7 @@ def test_logits_equal_transformers(name: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt_len", [5, ORIGINAL, 24])
 def test_dynamic_scaling_equals_prefill_and_decode(prompt_len: int) -> None:
     config = toy_config(**SHAPES["dynamic"])
@@ -85,6 +87,7 @@ def test_dynamic_scaling_equals_prefill_and_decode(prompt_len: int) -> None:
     assert np.abs(reference_logits(twin(config)[0], ids) - expected).max() > 100 * TOLERANCE
 
 
+@pytest.mark.slow
 def test_dynamic_scaling_is_each_rows_own() -> None:
     config = toy_config(**SHAPES["dynamic"])
     _, params = twin(config)
@@ -115,6 +118,7 @@ def paged(
     return np.concatenate(logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["reference", "xla"])
 @pytest.mark.parametrize("name", ["dynamic", "sliding-window"])
 def test_chunked_prefill_and_decode_through_the_pool(name: str, backend: str) -> None:
@@ -126,6 +130,7 @@ def test_chunked_prefill_and_decode_through_the_pool(name: str, backend: str) ->
     np.testing.assert_allclose(actual, expected, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "change"),
     [

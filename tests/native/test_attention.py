@@ -32,6 +32,7 @@ MORE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", contract.CASES)
 def test_equals_dense_attention(name: str) -> None:
     contract.test_equals_dense_attention("native", name)

@@ -33,6 +33,7 @@ def error(y: jax.Array, x: np.ndarray, w: np.ndarray) -> float:
     return float(np.nan_to_num(np.abs(np.asarray(y) - want) / norms, nan=np.inf).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("outputs", "size"), [(1, 1), (13, 40), (64, 96), (67, 24), (3, 37), (17, 1300)]
 )
@@ -42,6 +43,7 @@ def test_equals_float64(outputs: int, size: int) -> None:
         assert error(jax.jit(native.matmul)(x, w), x, w) < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("outputs", "size"), [(1, 1), (32, 16), (31, 40), (97, 24), (65, 37), (17, 1300), (576, 9000)]
 )
@@ -95,6 +97,7 @@ def test_a_broken_row_hurts_no_other(rows: int) -> None:
     np.testing.assert_array_equal(got[others], good[others])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [3, FEW, FEW + 1])
 def test_native_linear_keeps_what_linear_promises(rows: int) -> None:
     x, w = numbers(rows, 12, 16)
@@ -121,6 +124,7 @@ def test_matmuls_of_nothing_are_empty_or_zero(rows: int, outputs: int, size: int
         np.testing.assert_array_equal(y, np.zeros((rows, outputs)))
 
 
+@pytest.mark.slow
 def test_one_thread_gives_the_same_bits() -> None:
     """With one processor XLA has one thread: nothing may wait for a second one."""
     if not hasattr(os, "sched_setaffinity"):

@@ -20,6 +20,7 @@ def numbers(*shape: int, spread: float = 1.0) -> np.ndarray:
     return spread * np.random.default_rng(shape).standard_normal(shape, dtype=np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 8, 15, 16, 33, 576])
 def test_rms_norm(size: int) -> None:
     for rows in (1, 3, 700):
@@ -28,6 +29,7 @@ def test_rms_norm(size: int) -> None:
         np.testing.assert_allclose(native.rms_norm(x, scale, eps=1e-5), want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 8, 15, 16, 33, 1536])
 def test_swiglu(size: int) -> None:
     for rows in (1, 3, 300):
@@ -51,6 +53,7 @@ def test_denormals_count_as_zero_as_in_xla() -> None:
     assert not native.swiglu(many).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "group", "size"), [(1, 1, 2), (3, 3, 64), (2, 8, 80), (2, 1, 40)]
 )
@@ -65,6 +68,7 @@ def test_rope_qkv(heads: int, group: int, size: int) -> None:
             np.testing.assert_allclose(got, want, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 8, 15, 16, 33, 257, 49152])
 def test_argmax_logsumexp(size: int) -> None:
     for rows in (1, 3, 40):

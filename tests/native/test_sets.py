@@ -26,6 +26,7 @@ def chosen(request: pytest.FixtureRequest) -> Iterator[None]:
     require().jaxpage_choose_set(before.encode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("size", [3, 83, 663])
 def test_a_row_of_a_product_is_the_same_in_any_batch(size: int, dtype: str) -> None:
@@ -55,6 +56,7 @@ def test_attention_of_a_row_is_the_same_in_any_order(name: str) -> None:
     test_attention.test_order_and_padding_change_no_bit(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 300])
 def test_attention_is_the_same_however_cut(window: int | None) -> None:
     test_attention.test_cuts_change_no_bit(window)

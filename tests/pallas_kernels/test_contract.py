@@ -19,8 +19,15 @@ from tests.pallas_kernels.settings import DRAWS, SETTINGS
 BACKENDS = ("reference", "interpret", pytest.param("gpu", marks=pytest.mark.gpu))
 
 
+QUICK = ("decode 7B", "prefill 7B")
+"""The rest is marked slow."""
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS],
+)
 def test_equals_dense_attention(backend: str, name: str) -> None:
     setting = SETTINGS[name]
     for seed in range(DRAWS if backend != "reference" else 2):

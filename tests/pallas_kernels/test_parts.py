@@ -62,6 +62,7 @@ def test_nothing_merged_with_nothing_is_zero() -> None:
     assert (lse == -jnp.inf).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["decode group 8 f16", "prefill window", "prefix window"])
 def test_sharded_over_kv_heads(name: str) -> None:
     """Each device holds its KV heads and their query heads; there is nothing to communicate."""
@@ -125,6 +126,7 @@ def test_a_tile_is_the_most_particular_row_of_the_table() -> None:
     assert shape("sm_120") == shape("sm_80")  # unknown: as Ampere
 
 
+@pytest.mark.slow
 def test_a_broken_row_hurts_no_other() -> None:
     for name in ("decode group 8 f16", "prefill 7B", "prefix window"):
         setting = SETTINGS[name]
@@ -138,6 +140,7 @@ def test_a_broken_row_hurts_no_other() -> None:
         np.testing.assert_array_equal(got[others], want[others])
 
 
+@pytest.mark.slow
 def test_a_cut_into_parts_changes_nothing_but_the_last_bits() -> None:
     setting = SETTINGS["decode one row"]
     call = draw(setting, 2)
@@ -146,6 +149,7 @@ def test_a_cut_into_parts_changes_nothing_but_the_last_bits() -> None:
     np.testing.assert_allclose(cut, whole, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_lowers_for_a_card_that_is_not_there(name: str) -> None:
@@ -159,6 +163,7 @@ def test_lowers_for_a_card_that_is_not_there(name: str) -> None:
     assert "stablehlo.while" not in text
 
 
+@pytest.mark.slow
 def test_a_call_by_itself_is_interpreted_here() -> None:
     setting = SETTINGS["decode cap"]
     call = draw(setting, 0)

@@ -32,6 +32,8 @@ PARTS = {
     "explicit mesh": ("jit sample drawn", "kernel decode"),
 }  # fmt: skip
 
+pytestmark = pytest.mark.slow
+
 
 @cache
 def all_parts() -> dict[str, Part]:

@@ -19,7 +19,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("jaxpage", "pallas_kernels", "convert", "tests", "benchmarks")
 FILES = ("pyproject.toml", "README.md")
-FOR_TOOLS = ("docs", "LICENSE", "CHANGELOG.md", "setup.py", "uv.lock")  # and hidden names
+FOR_TOOLS = (
+    "docs",
+    "LICENSE",
+    "CHANGELOG.md",
+    "CITATION.cff",
+    "setup.py",
+    "uv.lock",
+)  # and hidden names
 
 MAX_POSITIONAL = 5
 NUM_LISTED = 10

@@ -13,6 +13,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.weights
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
 def test_snippets_run(number: int, capsys: pytest.CaptureFixture[str]) -> None:

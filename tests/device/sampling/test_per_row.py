@@ -47,6 +47,7 @@ def test_a_row_nobody_asked_for_is_not_computed(form: object) -> None:
     assert len(calls) == 3 if form is per_row._loop_over else calls
 
 
+@pytest.mark.slow
 def test_both_forms_draw_the_same_tokens() -> None:
     logits = jax.random.normal(jax.random.key(2), (5, 300)) * 3
     settings = sampling_input(

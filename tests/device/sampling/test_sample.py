@@ -44,6 +44,7 @@ def mixed(count: int) -> list[Settings]:
     return [MIXED[row % len(MIXED)] for row in range(count)]
 
 
+@pytest.mark.slow
 def test_processed_log_probabilities_equal_the_oracle() -> None:
     rows = mixed(64)
     out = sample_rows(LOGITS, rows, seeds=list(range(64)), processed_logprobs=True)
@@ -72,6 +73,7 @@ def test_raw_log_probabilities_are_the_models_own() -> None:
         np.testing.assert_allclose(out.top_logprobs[row], np.sort(raw)[::-1][:20], atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 7, 16])
 def test_a_draw_is_bitwise_the_same_in_any_batch(size: int) -> None:
     """Rows 20 .. 20+size alone, in this order and reversed, against all 64 together."""
@@ -93,6 +95,7 @@ def _sample(chosen: range) -> StepOutput:
     )
 
 
+@pytest.mark.slow
 def test_edits_and_histories_that_ask_for_nothing_change_no_bit() -> None:
     plain = sample_plain(LOGITS, temperature=0.8, top_p=0.9, seed=list(range(64)))
     rows = [Settings(temperature=0.8, top_p=0.9)] * 64
@@ -144,6 +147,7 @@ def test_seed_sample_and_position_each_give_another_token() -> None:
     assert len(set(sample_plain(flat, temperature=5.0).token_ids.tolist())) == 1
 
 
+@pytest.mark.slow
 def test_padded_ids_count_for_nothing() -> None:
     logits = LOGITS.copy()
     logits[:, 250:] += 100
@@ -179,6 +183,7 @@ def test_a_draw_with_nan_logits_hurts_no_other() -> None:
     assert 0 <= bad.token_ids[3] < V
 
 
+@pytest.mark.slow
 def test_more_alternatives_than_ids_are_as_many_as_there_are() -> None:
     out = sample_rows(LOGITS[:2, :7], mixed(2))
     assert out.top_ids.shape == (2, 7)
