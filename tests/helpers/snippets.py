@@ -24,8 +24,9 @@ ROOT = Path(__file__).parents[2]
 LANGUAGES = ("python", "sh", "text", "json")
 _FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 _RECORD = """
-python() { printf '%s\\0' python "$@" >>"$CALLS"; printf '\\n\\0' >>"$CALLS"; }
-pip() { printf '%s\\0' pip "$@" >>"$CALLS"; printf '\\n\\0' >>"$CALLS"; }
+_record() { printf '+%s\\0' "$@" >>"$CALLS"; printf -- '.\\0' >>"$CALLS"; }
+python() { _record python "$@"; }
+pip() { _record pip "$@"; }
 """
 
 
@@ -109,9 +110,14 @@ def calls(command: str, folder: Path) -> list[list[str]]:
     record.write_bytes(b"")
     script = f"CALLS={shlex.quote(str(record))}\n{_RECORD}{command}\n"
     subprocess.run(["bash", "-euc", script], cwd=folder, check=True, timeout=60)
-    entries = record.read_bytes().decode().split("\n\0")
+    found: list[list[str]] = [[]]
+    for entry in record.read_bytes().decode().split("\0")[:-1]:
+        if entry.startswith("+"):
+            found[-1].append(entry[1:])
+        else:
+            found.append([])
     record.unlink()
-    return [entry.split("\0")[:-1] for entry in entries if entry]
+    return found[:-1]
 
 
 def _info(info: str, where: str) -> tuple[str, str, str]:

@@ -12,10 +12,12 @@ import json
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 import convert.__main__
@@ -36,7 +38,11 @@ from tests.project.test_layering import shipped_files
 from tests.tiny import MODEL_DIR
 
 RUN = pages("docs/guide", "docs/design")
-ALL = [*pages("docs", "docs/guide", "docs/design", "docs/decisions"), "benchmarks/README.md"]
+ALL = [
+    *pages("docs", "docs/guide", "docs/design", "docs/decisions", "benchmarks/results"),
+    "benchmarks/README.md",
+    ".github/CONTRIBUTING.md",
+]
 BY_NAME = "docs/design/extending.md"
 """Its blocks are run by tests of their own, one each."""
 REAL_MODEL = "smollm2-135m"
@@ -51,12 +57,32 @@ ROOMS = (
 )  # fmt: skip
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _calls_share_engines() -> Iterator[None]:
+    """Commands of the same model and options share what a process of their own would load."""
+    load, loaded = jaxpage.generate._load, {}
+
+    def share(args: argparse.Namespace, options: dict[str, Any]) -> Any:
+        key = (str(Path(args.model).resolve()), *sorted(options.items()))
+        if key not in loaded:
+            loaded[key] = load(args, options)
+        return loaded[key]
+
+    jax.config.update("jax_disable_most_optimizations", True)  # compiles sooner
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jaxpage.generate, "_load", share)
+        yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in RUN if page != BY_NAME])
 def test_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _run_page(page, tmp_path, str(MODEL_DIR))
 
 
+@pytest.mark.slow
 @pytest.mark.weights
 def test_readme_runs_with_the_real_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
