@@ -23,7 +23,7 @@ axis to shard over later.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -54,10 +54,19 @@ class Attention(nn.Module):
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         features = (c.num_kv_heads, c.group_size + 2, c.head_dim)
         qkv = Linear(features, c.attention_bias, dtype, name="qkv")(x, ops)
-        q, k, v = ops.backend.rope_qkv(qkv.reshape(-1, *features), *rotary)
+        q, k, v = self.heads(qkv.reshape(-1, *features), rotary, ops)
         out, layer_kv = ops.attention(q, k, v, layer_kv, self.spec)
         project = Linear((c.hidden_size,), c.attention_bias, dtype, name="out")
         return project(out.reshape(-1, c.num_heads * c.head_dim), ops), layer_kv
+
+    def heads(
+        self, qkv: Array, rotary: tuple[Array, Array], ops: Ops
+    ) -> tuple[Array, Array, Array]:
+        """(q [T, N, H], k [T, K, H], v [T, K, H]) of qkv [T, K, G + 2, H], as attention takes them.
+
+        A family with a norm on q and k, say, puts its own in the place of this.
+        """
+        return ops.backend.rope_qkv(qkv, *rotary)
 
 
 class MLP(nn.Module):
@@ -76,6 +85,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer: attention and MLP, each behind a norm and added to the stream."""
 
+    attention: ClassVar[type[Attention]] = Attention
+    mlp: ClassVar[type[MLP]] = MLP
+
     config: ModelConfig
     spec: AttentionSpec
 
@@ -89,10 +101,10 @@ class Block(nn.Module):
     ) -> tuple[Array, Any]:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         h = RMSNorm(c.rms_norm_eps, dtype, name="input_norm")(x, ops)
-        h, layer_kv = Attention(c, self.spec, name="attention")(h, rotary, layer_kv, ops)
+        h, layer_kv = self.attention(c, self.spec, name="attention")(h, rotary, layer_kv, ops)
         x = x + h
         h = RMSNorm(c.rms_norm_eps, dtype, name="post_attention_norm")(x, ops)
-        return x + MLP(c, name="mlp")(h, ops), layer_kv
+        return x + self.mlp(c, name="mlp")(h, ops), layer_kv
 
 
 TracedOnce = nn.jit(Block)
@@ -102,6 +114,9 @@ is still a call of its own in the compiled program."""
 
 class Llama(nn.Module):
     """The decoder: `__call__` gives hidden states, `logits` the next-token logits of some."""
+
+    block: ClassVar[Any] = TracedOnce
+    """Its layers; those of a family that extends this go through `nn.jit` once too."""
 
     config: ModelConfig
 
@@ -113,7 +128,7 @@ class Llama(nn.Module):
     def setup(self) -> None:
         c, dtype = self.config, jnp.dtype(self.config.dtype)
         self.embed = Embedding(c.vocab_size, c.hidden_size, dtype)
-        self.layers = [TracedOnce(c, c.attention_spec(i)) for i in range(c.num_layers)]
+        self.layers = [self.block(c, c.attention_spec(i)) for i in range(c.num_layers)]
         self.final_norm = RMSNorm(c.rms_norm_eps, dtype)
         if not c.tie_word_embeddings:
             self.lm_head = Head(c.vocab_size, dtype)

@@ -48,7 +48,7 @@ class Toy(Llama):
 
     def __call__(self, *arguments: Any) -> tuple[Any, Any]:
         hidden, cache = super().__call__(*arguments)
-        return self.second_norm(hidden), cache
+        return self.second_norm(hidden, arguments[-1]), cache
 
 
 def read(fields: Fields, settings: dict[str, Any]) -> ToyConfig:

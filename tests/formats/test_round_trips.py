@@ -21,7 +21,7 @@ from jaxpage.checkpoint import load, load_weights
 from jaxpage.config import DType, ModelConfig
 from jaxpage.device.inputs import prefill_input
 from jaxpage.device.kv_cache import init_cache
-from jaxpage.device.step import forward
+from jaxpage.functional import forward
 from jaxpage.models.registry import build_model
 from tests.golden import DATA_DIR
 from tests.helpers.formats import (

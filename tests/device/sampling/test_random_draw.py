@@ -25,7 +25,7 @@ def test_an_index_of_weight_zero_is_never_drawn() -> None:
     weights = np.zeros((6, 8), np.float32)
     weights[[1, 1, 4], [0, 5, 7]] = [1e-30, 2.0, 1e-3]
     keys = jax.random.split(jax.random.key(0), 2000)
-    drawn = jax.jit(jax.vmap(lambda key: random_draw.draw_index(key, jnp.asarray(weights))))(keys)
+    drawn = jax.jit(jax.vmap(lambda key: random_draw.sample_categorical(key, jnp.asarray(weights))))(keys)
     values, counts = np.unique(drawn, return_counts=True)
     assert set(values.tolist()) <= {8, 13, 39}
     assert 0 < counts[values == 39].sum() < 12  # one in 2001 is expected
@@ -39,6 +39,6 @@ def test_the_ends_of_the_unit_interval_are_safe(
     rng = np.random.default_rng(0)
     for _ in range(20):
         weights = rng.random((5, 8), np.float32) * (rng.random((5, 8)) < 0.3)
-        index = int(random_draw.draw_index(jax.random.key(0), jnp.asarray(weights, jnp.float32)))
+        index = int(random_draw.sample_categorical(jax.random.key(0), jnp.asarray(weights, jnp.float32)))
         alive = np.flatnonzero(weights)
         assert index in (alive[0] if uniform == 0 else alive[-1], alive[-1])
