@@ -4,7 +4,7 @@ A page reads like a notebook: its blocks run from top to bottom, Python in one n
 commands in one folder. What stands after the language says how a block is taken:
 
     ```python               runs, after the blocks above it
-    ```python id=stage      runs by itself where a test asks for it by this name: `run_block`
+    ```python id=stage      runs by itself, where a test asks for it by this name: `block`
     ```sh                   runs line by line, as bash reads it
     ```sh not run: WHY      is looked at: modules, options and paths exist
     ```text                 output or a drawing
@@ -79,13 +79,6 @@ def block(page: str, name: str) -> Block:
     """The page's one block of this id."""
     (found,) = (each for each in blocks(page) if each.name == name)
     return found
-
-
-def run_block(page: str, name: str, **given: Any) -> dict[str, Any]:
-    """Runs the block of this id by itself, with these names given; returns what it defined."""
-    names: dict[str, Any] = dict(given)
-    run_python(block(page, name), names)
-    return names
 
 
 def run_python(code: Block, names: dict[str, Any]) -> None:

@@ -84,11 +84,13 @@ def test_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 @pytest.mark.weights
-def test_readme_runs_with_the_real_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_the_readme_s_python_runs_with_the_real_model(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    _run_page("README.md", tmp_path, REAL_MODEL)
+    names: dict[str, Any] = {}
+    for code in blocks("README.md"):
+        if code.language == "python":
+            run_python(code, names)
     assert "Paris" in capsys.readouterr().out
 
 
