@@ -131,8 +131,10 @@ def test_files_and_functions_that_are_named_exist(page: str) -> None:
     ]
     missing += [
         f"{path} {name}"
-        for path, name in re.findall(r"`([\w/]+\.py)`[,:|]? ?`([A-Za-z_][\w.]*)(?:\(\))?`", text)
-        if (ROOT / path).is_file() and name not in _definitions(path)
+        for path, names in re.findall(r"`([\w/]+\.py)`((?:\s?[,|]?\s?`[A-Za-z_][\w.]*`)+)", text)
+        if (ROOT / path).is_file()
+        for name in _qualified(re.findall(r"`([\w.]+)`", names))
+        if name not in _definitions(path)
     ]
     assert not missing, missing
 
@@ -311,6 +313,13 @@ _WRITTEN = {
     "params.json", "manifest.json", "model.safetensors.index.json", "benchmarks/out/",
 }  # fmt: skip
 """Files of models, and what commands write."""
+
+
+def _qualified(names: list[str]) -> list[str]:
+    """`Class.a`, `b` as `Class.a`, `Class.b`; a file that follows is no name."""
+    owner = names[0].rpartition(".")[0]
+    kept = [name for name in names if not name.endswith(".py")]
+    return [f"{owner}.{name}" if owner and "." not in name else name for name in kept]
 
 
 @cache
