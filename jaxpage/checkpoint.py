@@ -15,6 +15,7 @@ from typing import Any, Literal
 import jax
 
 from jaxpage.config import DTYPES, DType, ModelConfig
+from jaxpage.device.placement import put
 from jaxpage.errors import CapacityError, ConfigError
 from jaxpage.formats.assemble import LeafPlan, num_bytes, plan_leaves, read_leaf
 from jaxpage.formats.converted import PARAMS_NAME, converted_leaves, noted_warnings, read_own_config
@@ -64,7 +65,7 @@ def load_weights(
     def read(plan: LeafPlan) -> tuple[str, jax.Array]:
         leaf = read_leaf(plan, config.dtype)
         with jax.default_device(device):
-            return plan.path, jax.device_put(leaf)
+            return plan.path, put(leaf)
 
     # NumPy lets go of the interpreter while it copies, so the cores decode side by side.
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
@@ -80,7 +81,7 @@ def _load_converted(
     for message in noted_warnings(path):
         warnings.warn(message, stacklevel=3)
     leaves = read_leaves(path / PARAMS_NAME, wanted)
-    return config, nest({name: jax.device_put(leaf) for name, leaf in leaves})
+    return config, nest({name: put(leaf) for name, leaf in leaves})
 
 
 def _with_dtype(config: ModelConfig, dtype: DType | Literal["auto"]) -> ModelConfig:

@@ -10,7 +10,6 @@ from jax import Array
 from jaxpage.backends.xla import Xla
 from jaxpage.config import AttentionSpec
 from jaxpage.device.attention.store import store_then_attend
-from jaxpage.device.attention.xla import attend_xla
 from jaxpage.device.types import LayerKV, StepInput
 from pallas_kernels.decode import paged_decode_attention
 from pallas_kernels.prefill import paged_prefill_attention
@@ -19,7 +18,7 @@ from pallas_kernels.shared_prefix import shared_prefix_decode_attention
 
 @dataclass(frozen=True)
 class Pallas(Xla):
-    """XLA's operations around the kernels, which know no soft cap: such a layer is XLA's."""
+    """XLA's operations around the kernels."""
 
     def attention(
         self,
@@ -31,8 +30,7 @@ class Pallas(Xla):
         *,
         spec: AttentionSpec,
     ) -> tuple[Array, LayerKV]:
-        attend = attend_pallas if spec.soft_cap is None else attend_xla
-        return store_then_attend(q, k, v, layer_kv, step, attend=attend, spec=spec)
+        return store_then_attend(q, k, v, layer_kv, step, attend=attend_pallas, spec=spec)
 
 
 def attend_pallas(q: Array, layer_kv: LayerKV, step: StepInput, spec: AttentionSpec) -> Array:
@@ -45,6 +43,6 @@ def attend_pallas(q: Array, layer_kv: LayerKV, step: StepInput, spec: AttentionS
         attend = partial(paged_decode_attention, q, *pool)
     else:
         attend = partial(shared_prefix_decode_attention, q, *pool, *groups)
-    out = attend(scale=spec.scale, sliding_window=spec.window)
+    out = attend(scale=spec.scale, sliding_window=spec.window, soft_cap=spec.soft_cap)
     assert isinstance(out, Array), type(out)  # no log-sum-exp was asked for
     return out

@@ -65,9 +65,7 @@ class Placement:
         """Parameters as the rules cut them; those that lie so already stay."""
         if self.mesh is None:
             return jax.device_put(tree, self._whole)
-        return jax.tree.map_with_path(
-            lambda path, leaf: jax.device_put(leaf, self._sharding(self._rule(path))), tree
-        )
+        return jax.tree.map_with_path(self._put_param, tree)
 
     def put_pool(self, make: Callable[[], Any]) -> Any:
         """A pool that `make` returns the zeros of; on a mesh each device makes its own part."""
@@ -85,6 +83,18 @@ class Placement:
         sharding = None if self.mesh is None else self._whole
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
+    def _put_param(self, path: tuple[Any, ...], leaf: Any) -> Any:
+        spec = self._rule(path)
+        sharding = self._sharding(spec)
+        try:
+            sharding.shard_shape(leaf.shape)
+        except ValueError as error:
+            raise ConfigError(
+                f"got the parameter {_name(path)!r} of shape {leaf.shape} to cut as {spec} "
+                f"({error}), wanted axes that the mesh divides; change its rule or the mesh"
+            ) from None
+        return jax.device_put(leaf, sharding)
+
     def _shape(self, leaf: Any) -> jax.ShapeDtypeStruct:
         sharding = None if self.mesh is None else getattr(leaf, "sharding", None) or self._whole
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
@@ -100,10 +110,15 @@ class Placement:
         return NamedSharding(self.mesh, spec)
 
     def _rule(self, path: tuple[Any, ...]) -> PartitionSpec:
-        name = "/".join(str(getattr(entry, "key", getattr(entry, "name", entry))) for entry in path)
+        name = _name(path)
         for pattern, spec in self.rules:
             if re.search(pattern, name):
                 return spec
         raise ConfigError(
             f"got no rule for the parameter {name!r}, wanted one for each; add a rule for it"
         )
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """a/b/c of a path in a tree; of a quantised leaf's parts the leaf's own."""
+    return "/".join(str(entry.key) for entry in path if hasattr(entry, "key"))

@@ -18,7 +18,7 @@ from jaxpage.host.plan import PlannedRow, StepPlan, StepResult
 from jaxpage.outputs import TokenLogprob
 
 
-class Draft(NamedTuple):
+class Template(NamedTuple):
     """Where steps of one shape are written, over and over."""
 
     vector: np.ndarray
@@ -36,7 +36,7 @@ class StepInputBuilder:
         self._block_size = cache.block_size
         self._first_dead_slot = (cache.num_blocks + 1) * cache.block_size
         self._tables: dict[int, tuple[tuple[int, ...], np.ndarray]] = {}
-        self._drafts: dict[StepShape, Draft] = {}
+        self._templates: dict[StepShape, Template] = {}
         self._prefix_groups = PrefixGroups(cache.block_size)
 
     def build(self, plan: StepPlan) -> tuple[np.ndarray, StepShape]:
@@ -45,7 +45,7 @@ class StepInputBuilder:
         if self._shapes.has_groups and plan.num_single == len(plan.rows):
             groups = self._prefix_groups.find(plan)
         shape = self._shapes.shape_of(plan, with_groups=bool(groups))
-        vector, step, blank = self._drafts.get(shape) or self._add_draft(shape)
+        vector, step, blank = self._templates.get(shape) or self._add_template(shape)
         vector[:] = blank
         if shape.is_decode:
             count = len(plan.rows)
@@ -64,13 +64,13 @@ class StepInputBuilder:
             self._tables = {row.seq_id: self._tables[row.seq_id] for row in plan.rows}
         return vector.copy(), shape
 
-    def _add_draft(self, shape: StepShape) -> Draft:
+    def _add_template(self, shape: StepShape) -> Template:
         vector = np.zeros(shape.packed_size, np.int32)
         step = unpack(vector, shape)
         step.slots[:] = self._first_dead_slot + np.arange(shape.num_tokens)
         step.query_starts[:] = np.arange(shape.num_rows + 1)  # as long as rows have one token
-        draft = self._drafts[shape] = Draft(vector, step, vector.copy())
-        return draft
+        template = self._templates[shape] = Template(vector, step, vector.copy())
+        return template
 
     def _fill_decode(self, step: StepInput, rows: tuple[PlannedRow, ...]) -> None:
         """Row and token i of the step are those of `rows[i]`."""

@@ -16,7 +16,7 @@ from jaxpage.engine.programs import Report
 from jaxpage.engine.requests import RequestFactory
 from jaxpage.engine.runner import Runner
 from jaxpage.engine.sampling_inputs import STAGES, Stage
-from jaxpage.engine.sizing import pressure_costs, size_pool
+from jaxpage.engine.sizing import preemption_costs, size_pool
 from jaxpage.errors import ConfigError
 from jaxpage.host.scheduler import Scheduler
 from jaxpage.models.registry import build_model
@@ -114,7 +114,7 @@ def _assemble(
         limits,
         cache,
         prefill_ladder=runner.shapes.prefill_tokens,
-        costs=pressure_costs(config, runner.params, block_size=cache.block_size),
+        costs=preemption_costs(config, runner.params, block_size=cache.block_size),
     )
     requests = RequestFactory(
         tokenizer,

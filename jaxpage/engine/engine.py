@@ -233,9 +233,8 @@ class LLMEngine:
                 "it has finished, or give another id"
             )
         self._scheduler.check(request)
-        count = request.params.num_sequences if request.beam is None else request.beam.beam_width
         new_detokenizer = partial(self.requests.detokenizer, request)
-        completions = tuple(LiveCompletion(new_detokenizer) for _ in range(count))
+        completions = tuple(LiveCompletion(new_detokenizer) for _ in range(request.num_sequences))
         live = LiveRequest(request, text, completions)
         with self._whole:
             self._scheduler.add(request)

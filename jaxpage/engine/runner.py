@@ -62,7 +62,7 @@ class Ticket:
     the last one that drew. It feeds the next step."""
 
 
-class Pool(NamedTuple):
+class PoolState(NamedTuple):
     """The KV cache, and how far it has come: replaced as one, so that the two always agree."""
 
     leaves: Leaves
@@ -117,7 +117,7 @@ class Runner:
         )
         pool = self._new_pool()
         leaves, self._cache_tree = jax.tree.flatten(pool)
-        self._pool = Pool(leaves)
+        self._pool = PoolState(leaves)
         self._refused: StepPlan | None = None
         """The plan that found the pool lost; any other is of books that know it."""
         self._is_closed = False
@@ -208,7 +208,7 @@ class Runner:
         leaves, draw_input, hidden = program(
             self._weights, self._cache, self._placement.put(vector), previous, self._adapters
         )
-        self._pool = Pool(leaves, self._pool.moved)
+        self._pool = PoolState(leaves, self._pool.moved)
         drawn = top = None
         if draws := plan.draws:
             num_draws = self.shapes.num_draws(shape, len(draws))
@@ -228,7 +228,7 @@ class Runner:
         if plan.moves and plan is not moved:
             self._mover.prepare(plan.moves)
             cache = self._mover.apply(self._cache_tree.unflatten(leaves), plan.moves)
-            self._pool = Pool(jax.tree.leaves(cache), plan)
+            self._pool = PoolState(jax.tree.leaves(cache), plan)
 
     @property
     def _cache(self) -> Leaves:
@@ -294,7 +294,7 @@ class Runner:
             self._refused = plan
             raise StepFault("got a pool that an interrupted step has lost")
         self._drop_pool()  # the two are never there at once
-        self._pool = Pool(jax.tree.leaves(self._new_pool()))
+        self._pool = PoolState(jax.tree.leaves(self._new_pool()))
         self._refused = None
 
     def _drop_pool(self) -> None:

@@ -228,10 +228,7 @@ def check_fits(request: Request, vocab_size: int) -> None:
     _check_count("end and stop ids with min_tokens", len(held_back), MAX_STOP_IDS)
     _check_count("bad_words as token sequences", len(request.bad_word_ids), MAX_BAD_WORDS)
     if request.beam is not None:
-        ends = request.eos_token_ids.union(params.stop_token_ids)
-        if params.ignore_eos:
-            ends = frozenset(params.stop_token_ids)
-        wanted = num_candidates(request.beam, ends)
+        wanted = num_candidates(request.beam, request.end_ids)
         _check_count("candidates of a beam search a step", wanted, TOP_LADDER.sizes[-1])
     longest = max((len(word) for word in request.bad_word_ids), default=0)
     _check_count("tokens of a bad word", longest, MAX_BAD_WORD_TOKENS)

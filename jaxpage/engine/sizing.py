@@ -81,7 +81,7 @@ def size_pool(
     )
 
 
-def pressure_costs(config: ModelConfig, params: Any, *, block_size: int) -> PreemptionCosts:
+def preemption_costs(config: ModelConfig, params: Any, *, block_size: int) -> PreemptionCosts:
     """What swapping and recomputing cost here, to the order of magnitude."""
     num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
     is_cpu = default_device().platform == "cpu"

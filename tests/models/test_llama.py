@@ -78,7 +78,7 @@ def test_the_cache_is_updated_in_place_and_no_weight_is_copied(num_tokens: int) 
     cache = (LayerKV(k=pool, v=pool),) * 2
 
     def forward(params: Any, cache: Any, step: StepInput) -> Any:
-        hidden, cache = hidden_of(model, params, step, storing_attention, cache)
+        hidden, cache = hidden_of(model, params, step, storing_attention, cache=cache)
         return logits_of(model, params, hidden[step.logit_index]), cache
 
     lowered = jax.jit(forward, donate_argnums=1).lower(
@@ -103,7 +103,7 @@ def test_each_layer_uses_its_own_weights_and_cache() -> None:
 
     def sums(params: Any) -> np.ndarray:
         cache = tuple(LayerKV(k=jnp.float32(10 * i), v=None) for i in range(3))
-        _, after = hidden_of(build_model(config), params, step, recording, cache)
+        _, after = hidden_of(build_model(config), params, step, recording, cache=cache)
         return np.asarray([layer.k for layer in after])
 
     seen = sums(params) - [0, 10, 20]

@@ -47,6 +47,7 @@ def hidden_of(
     params: Any,
     step: StepInput,
     attend: Attend,
+    *,
     cache: Any = None,
     adapters: Adapters | None = None,
 ) -> tuple[Array, Any]:
@@ -100,9 +101,10 @@ def prompt_step(
 
 
 def dense_attention(
-    q: Array, k: Array, v: Array, layer_kv: LayerKV, step: StepInput, spec: AttentionSpec
+    q: Array, k: Array, v: Array, layer_kv: LayerKV, *of: Any
 ) -> tuple[Array, LayerKV]:
     """Causal attention among the tokens of one step; keeps no cache, knows no soft cap."""
+    step, spec = of
     group = q.shape[1] // k.shape[1]
     keys, values = jnp.repeat(k, group, axis=1), jnp.repeat(v, group, axis=1)
     token = jnp.arange(q.shape[0], dtype=jnp.int32)
@@ -117,9 +119,10 @@ def dense_attention(
 
 
 def storing_attention(
-    q: Array, k: Array, v: Array, layer_kv: LayerKV, step: StepInput, spec: AttentionSpec
+    q: Array, k: Array, v: Array, layer_kv: LayerKV, *of: Any
 ) -> tuple[Array, LayerKV]:
     """Writes k and v in place and reads one slot a token back: a backend's memory traffic."""
+    step, _ = of
     shape = layer_kv.k.shape
     k_pool, v_pool = (
         pool.reshape(-1, *shape[2:]).at[step.slots].set(new, mode="drop", unique_indices=True)

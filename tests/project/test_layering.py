@@ -46,7 +46,8 @@ ROOMS = {
     "jaxpage.chat_template": Room("jaxpage.sandbox " + TEXT, "jinja2"),
     "jaxpage.sandbox": Room("jaxpage.sandbox jaxpage.errors", "jinja2"),
     "jaxpage.checkpoint": Room(
-        f"jaxpage.checkpoint jaxpage.formats jaxpage.config jaxpage.memory jaxpage.terms {TEXT}",
+        "jaxpage.checkpoint jaxpage.device.placement jaxpage.formats jaxpage.config "
+        f"jaxpage.memory jaxpage.terms {TEXT}",
         "jax",
     ),
     "jaxpage.fields": Room("jaxpage.config jaxpage.errors"),

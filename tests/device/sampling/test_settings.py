@@ -27,8 +27,7 @@ def test_greedy_asks_for_nothing() -> None:
     got = greedy_sampling(2)
     assert got.temperature.tolist() == [0, 0]
     assert got.top_p.tolist() == [1, 1]
-    assert got.edits is None
-    assert got.history is None
+    assert got.states == (None, None)
 
 
 def test_edits_are_padded_with_an_id_that_is_dropped() -> None:
