@@ -84,7 +84,7 @@ ROOMS = {
     ),
     "jaxpage.engine": Room(
         "jaxpage.engine jaxpage.host jaxpage.device jaxpage.backends jaxpage.models "
-        "jaxpage.native.huge_pages jaxpage.checkpoint jaxpage.unsupported jaxpage.memory "
+        "jaxpage.checkpoint jaxpage.unsupported jaxpage.memory "
         f"jaxpage.terms jaxpage.numbers {HOST} {TEXT}",
         "jax numpy tqdm",
     ),
