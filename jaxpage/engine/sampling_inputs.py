@@ -59,7 +59,8 @@ class Stage(NamedTuple):
 
     pack: Callable[[tuple[Draw, ...], int, Limits], Any | None]
     """Of the draws, padded to so many rows: a pytree of NumPy arrays [R, ...], what padding holds
-    changing nothing; None where no draw asks for the stage. Fixed shapes make few programs."""
+    changing nothing; None where no draw asks for the stage, which its settings alone decide. Fixed
+    shapes make few programs."""
     apply: Apply
     """Traced: (logits [R, V], the packed state, DrawInput) to logits [R, V]."""
     changes: bool = False
