@@ -8,7 +8,7 @@ environment is that of Hugging Face's `apply_chat_template`, for which templates
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn, Protocol
@@ -23,65 +23,9 @@ from jaxpage.reading import answering, reason
 from jaxpage.sandbox.environment import BoundedSandbox
 from jaxpage.sandbox.meter import metered
 from jaxpage.tokenizers.base import ChatPrompt
+from jaxpage.tokenizers.default_templates import DefaultTemplate
 
 Message = Mapping[str, Any]
-
-VICUNA_TEMPLATE = """\
-{%- if messages[0]['role'] == 'system' -%}
-    {%- set system = messages[0]['content'].strip() -%}
-    {%- set turns = messages[1:] -%}
-{%- else -%}
-    {%- set system = "A chat between a curious user and an artificial intelligence assistant. "
-        ~ "The assistant gives helpful, detailed, and polite answers to the user's questions." -%}
-    {%- set turns = messages -%}
-{%- endif -%}
-{%- if not turns -%}{{- raise_exception('a user message is wanted') -}}{%- endif -%}
-{{- bos_token ~ system ~ ' ' -}}
-{%- for turn in turns -%}
-    {%- if turn['role'] != ('user', 'assistant')[loop.index0 % 2] -%}
-        {{- raise_exception('user and assistant must take turns, the user first') -}}
-    {%- elif turn['role'] == 'user' -%}
-        {{- 'USER: ' ~ turn['content'].strip() ~ ' ' -}}
-    {%- else -%}
-        {{- 'ASSISTANT: ' ~ turn['content'].strip() ~ eos_token -}}
-    {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- 'ASSISTANT:' -}}{%- endif -%}
-"""
-"""Source: the conversation `vicuna_v1.1` of FastChat."""
-
-LLAMA2_TEMPLATE = """\
-{%- if messages[0]['role'] == 'system' -%}
-    {%- set system = '<<SYS>>\\n' ~ messages[0]['content'].strip() ~ '\\n<</SYS>>\\n\\n' -%}
-    {%- set turns = messages[1:] -%}
-{%- else -%}
-    {%- set system = '' -%}
-    {%- set turns = messages -%}
-{%- endif -%}
-{%- if not turns -%}{{- raise_exception('a user message is wanted') -}}{%- endif -%}
-{%- for turn in turns -%}
-    {%- if turn['role'] != ('user', 'assistant')[loop.index0 % 2] -%}
-        {{- raise_exception('user and assistant must take turns, the user first') -}}
-    {%- elif turn['role'] == 'user' -%}
-        {%- set text = (system if loop.first else '') ~ turn['content'].strip() -%}
-        {{- bos_token ~ '[INST] ' ~ text ~ ' [/INST]' -}}
-    {%- else -%}
-        {{- ' ' ~ turn['content'].strip() ~ ' ' ~ eos_token -}}
-    {%- endif -%}
-{%- endfor -%}
-"""
-"""Source: `chat_completion` of Meta's llama repository, `llama/generation.py`."""
-
-
-class DefaultTemplate(str):
-    """A default template, for a model without one of its own."""
-
-    __slots__ = ()
-
-    @property
-    def origin(self) -> str:
-        """The models it was written for, as in "Vicuna's"."""
-        return "Vicuna's" if self == VICUNA_TEMPLATE else "LLaMA-2's"
 
 
 class ChatTokenizer(Protocol):
@@ -185,20 +129,6 @@ def _special_tokens(tokenizer: ChatTokenizer) -> Mapping[str, Any]:
         return found
     both = {"bos_token": tokenizer.bos_token, "eos_token": tokenizer.eos_token}
     return {part: text for part, text in both.items() if text}
-
-
-def default_template(
-    names: Iterable[str], *, bos_token: str, eos_token: str
-) -> DefaultTemplate | None:
-    """The template for a model without one, chosen by the model's names and special tokens.
-
-    "vicuna" in a name: Vicuna's. Otherwise a model with LLaMA's "<s>" and "</s>": LLaMA-2's, as
-    Hugging Face did while it had defaults. Otherwise None: a wrong template is worse than none.
-    """
-    if any("vicuna" in name.lower() for name in names):
-        return DefaultTemplate(VICUNA_TEMPLATE)
-    has_tokens = (bos_token, eos_token) == ("<s>", "</s>")
-    return DefaultTemplate(LLAMA2_TEMPLATE) if has_tokens else None
 
 
 def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:

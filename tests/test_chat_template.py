@@ -8,15 +8,10 @@ from typing import Any
 
 import pytest
 
-from jaxpage.chat_template import (
-    LLAMA2_TEMPLATE,
-    VICUNA_TEMPLATE,
-    default_template,
-    render,
-    render_chat,
-)
+from jaxpage.chat_template import render, render_chat
 from jaxpage.errors import RequestError
 from jaxpage.tokenizer import load_tokenizer
+from jaxpage.tokenizers.default_templates import LLAMA2_TEMPLATE, VICUNA_TEMPLATE, default_template
 from tests.tokenizers.kinds import sentencepiece_model, tiktoken_file, write_files
 
 USER = {"role": "user", "content": " Hi "}

@@ -28,7 +28,7 @@ from benchmarks.speed.roofline import matmul_weights, measure_floors
 from jaxpage.backends import as_backend, default_backend
 from jaxpage.checkpoint import load
 from jaxpage.config import ModelConfig
-from jaxpage.native.huge_pages import use_huge_pages
+from jaxpage.device.huge_pages import use_huge_pages
 
 BATCHES = (1, 4, 16, 32, 64)
 CONTEXTS = (128, 512, 1024, 4096)

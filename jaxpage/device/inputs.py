@@ -46,8 +46,8 @@ def prefill_input(
     lengths = [len(tokens) for tokens in token_lists]
     rows = _padded("num_rows", num_rows, len(lengths))
     tokens = _padded("num_tokens", num_tokens, sum(lengths))
+    num_draws = rows if draws is None else len(draws)
     draws = [(row, -1) for row in range(len(lengths))] if draws is None else draws
-    num_draws = rows if len(draws) == len(lengths) else len(draws)
     step = _empty(tokens, rows, _width(table_width, block_tables), num_draws, adapters=adapters)
     end = 0
     for row, (ids, start) in enumerate(zip(token_lists, starts, strict=True)):

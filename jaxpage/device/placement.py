@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from jaxpage.device.huge_pages import renew_zeros, use_huge_pages
 from jaxpage.errors import ConfigError
 from jaxpage.terms import Device, default_device, engine_terms
 
@@ -62,16 +63,23 @@ class Placement:
         return jax.device_put(tree, self.device if self.mesh is None else self._whole)
 
     def put_params(self, tree: Any) -> Any:
-        """Parameters cut by the rules; those already placed so stay."""
-        if self.mesh is None:
-            return jax.device_put(tree, self._whole)
-        return jax.tree.map_with_path(self._put_param, tree)
+        """Parameters cut by the rules; those already placed so stay.
+
+        On a CPU they are moved into large memory pages, while other work goes on.
+        """
+        if self.mesh is not None:
+            return jax.tree.map_with_path(self._put_param, tree)
+        placed = jax.device_put(tree, self._whole)
+        use_huge_pages(placed)
+        return placed
 
     def put_pool(self, make: Callable[[], Any]) -> Any:
         """The pool of zeros that `make` returns; on a mesh each device makes its own part."""
         if self.mesh is None:
             with self.terms():
-                return self.put(make())
+                pool = self.put(make())
+                renew_zeros(pool)
+                return pool
         return jax.jit(make, out_shardings=self._sharding(self.pool))()
 
     def shapes(self, tree: Any) -> Any:

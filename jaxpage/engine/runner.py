@@ -34,7 +34,6 @@ from jaxpage.errors import ConfigError, JaxpageError
 from jaxpage.host.ladder import cut_to_rung
 from jaxpage.host.plan import PlannedRow, StepPlan, StepResult
 from jaxpage.models.params import checked_params
-from jaxpage.native.huge_pages import renew_zeros, use_huge_pages
 from jaxpage.reading import reason
 from jaxpage.sampling_params import MAX_LOGPROBS
 
@@ -199,7 +198,6 @@ class Runner:
         self.params = self._placement.put_params(params)
         self._weights = jax.tree.leaves(self.params)
         self._head = jax.tree.leaves({name: self.params[name] for name in self._model.head})
-        use_huge_pages(self._weights)
 
     def _run(self, plan: StepPlan) -> Ticket:
         vector, shape = self._inputs.build(plan)
@@ -284,10 +282,7 @@ class Runner:
         return True
 
     def _new_pool(self) -> KVCache:
-        pool = self._placement.put_pool(self._init_cache)
-        with self._placement.terms():
-            renew_zeros(pool)
-        return pool
+        return self._placement.put_pool(self._init_cache)
 
     def _renew_pool(self, plan: StepPlan) -> None:
         """Refuses the plan that counts on the lost pool; makes a new pool for the next plan."""

@@ -59,7 +59,8 @@ class Stage(NamedTuple):
 
     pack: Callable[[tuple[Draw, ...], int, Limits], Any | None]
     """(draws, R, limits) to a pytree of NumPy arrays [R, ...], whose padding rows change nothing;
-    None where no draw asks for the stage. Fixed shapes make few programs."""
+    None where no draw asks for the stage, which its settings alone decide. Fixed shapes make few
+    programs."""
     apply: Apply
     """Traced: (logits [R, V], the packed state, DrawInput) to logits [R, V]."""
     changes: bool = False

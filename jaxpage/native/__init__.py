@@ -1,10 +1,9 @@
 """CPU kernels in C++, called from JAX programs as XLA custom calls.
 
 Matrix products, RMS norm, SwiGLU, rotary positions, paged attention, and the argmax and logsumexp
-of logits; and `huge_pages`, memory that a CPU reads faster. The kernels exist where the package was
-built with a C++ compiler, and work where JAX takes the version of XLA's interface that they were
-built for: `is_built` tells. This package knows arrays, and no step or model. To build in a
-checkout: python setup.py build_ext --inplace
+of logits. They exist where the package was built with a C++ compiler, and work where JAX takes the
+version of XLA's interface that they were built for: `is_built` tells. This package knows arrays,
+and no step or model. To build in a checkout: python setup.py build_ext --inplace
 """
 
 from jaxpage.native.kernels import (

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from jaxpage.chat_template import default_template
 from jaxpage.errors import CheckpointError
 from jaxpage.reading import reading
 from jaxpage.tokenizers.base import TokenizerInfo
+from jaxpage.tokenizers.default_templates import default_template
 from jaxpage.tokenizers.ends import all_ends
 from jaxpage.tokenizers.fast import FastTokenizer, put_bos_first
 from jaxpage.tokenizers.pretokenizers import PreTokenizer, pre_tokenizer

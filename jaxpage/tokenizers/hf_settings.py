@@ -16,7 +16,6 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from jaxpage.chat_template import default_template
 from jaxpage.errors import CheckpointError
 from jaxpage.reading import read_json, read_text, reading
 

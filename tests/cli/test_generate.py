@@ -187,11 +187,11 @@ def test_an_interrupt_keeps_what_was_finished(
 
     steps, step = [0], LLMEngine.step
 
-    def interrupted(engine: LLMEngine) -> Any:
+    def interrupted(engine: LLMEngine, *, only_finished: bool) -> Any:
         steps[0] += 1
         if steps[0] == 12:
             raise KeyboardInterrupt
-        return step(engine)
+        return step(engine, only_finished=only_finished)
 
     monkeypatch.setattr(LLMEngine, "step", interrupted)
     argv = [*ENGINE, "Tom has", "The cat", "--max-tokens", "60", "--format", "jsonl",

@@ -13,12 +13,12 @@ import pytest
 
 from convert import run
 from convert.run import convert, require_disk
-from jaxpage.chat_template import LLAMA2_TEMPLATE, VICUNA_TEMPLATE, DefaultTemplate
 from jaxpage.config import DType
 from jaxpage.errors import CapacityError, CheckpointError
 from jaxpage.formats.converted import read_own_config
 from jaxpage.formats.model import open_model
 from jaxpage.tokenizer import load_tokenizer
+from jaxpage.tokenizers.default_templates import LLAMA2_TEMPLATE, VICUNA_TEMPLATE, DefaultTemplate
 from tests.helpers.formats import ModelFiles, variant, write_gguf, write_hf
 from tests.tiny import MODEL_DIR
 from tests.tokenizers.kinds import sentencepiece_model

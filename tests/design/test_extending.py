@@ -17,6 +17,7 @@ from tests.helpers.formats import ModelFiles, variant, write_hf
 from tests.helpers.snippets import block, run_python
 from tests.tiny import MODEL_DIR
 
+pytestmark = pytest.mark.slow
 PAGE = "docs/design/extending.md"
 GREEDY = jp.SamplingParams(temperature=0, max_tokens=12)
 

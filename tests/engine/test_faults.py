@@ -373,16 +373,16 @@ def test_an_update_that_was_broken_off_is_taken_in_once() -> None:
 def test_outputs_of_a_step_that_was_interrupted_come_with_the_next() -> None:
     engine = StubEngine()
     engine.add("a", "abc", max_tokens=1)
-    publish = engine._publish
+    snapshots = engine._snapshots
 
     def interrupted(only_finished: bool) -> Any:
-        outputs = publish(only_finished)
+        outputs = snapshots(only_finished)
         if outputs:
-            engine._publish = publish
+            engine._snapshots = snapshots
             raise KeyboardInterrupt
         return outputs
 
-    engine._publish = interrupted
+    engine._snapshots = interrupted
     engine.step()
     with pytest.raises(KeyboardInterrupt):
         engine.step()

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpage.device.placement import Placement
 from jaxpage.device.types import KVCache, LayerKV
 from jaxpage.engine.programs import Programs
 from jaxpage.engine.swap import MOVES, BlockMover, HostPool
@@ -31,7 +32,7 @@ def as_blocks(cache: KVCache) -> np.ndarray:
 @pytest.mark.parametrize("count", [1, 9, 600])
 def test_moves_happen_in_order_and_read_before_they_write(count: int) -> None:
     rng = np.random.default_rng(count)
-    mover = BlockMover(Programs(), pool(), num_swap_blocks=count)
+    mover = BlockMover(Programs(), pool(), Placement(), num_swap_blocks=count)
     cache, host = pool(), np.zeros((count, 4, 2, 1, 3), np.float32)
     device = as_blocks(cache)
     for _ in range(2):
@@ -54,7 +55,7 @@ def test_moves_happen_in_order_and_read_before_they_write(count: int) -> None:
 
 @pytest.mark.parametrize("kind", ["in", "copy"])
 def test_the_pool_is_moved_in_place(kind: str) -> None:
-    mover = BlockMover(Programs(), pool(), num_swap_blocks=1)
+    mover = BlockMover(Programs(), pool(), Placement(), num_swap_blocks=1)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(pool()))
     memory = mover._program(kind, MOVES.sizes[0]).memory_analysis()
     assert memory.alias_size_in_bytes == size
@@ -63,7 +64,7 @@ def test_the_pool_is_moved_in_place(kind: str) -> None:
 
 def test_the_number_of_programs_is_that_of_the_ladder() -> None:
     programs = Programs()
-    mover = BlockMover(programs, pool(), num_swap_blocks=8)
+    mover = BlockMover(programs, pool(), Placement(), num_swap_blocks=8)
     for count in (1, 2, 7, 8):
         pairs = tuple((block, block - 1) for block in range(1, count + 1))
         mover.apply(pool(), BlockMoves(swap_out=pairs, copies=((1, 2),)))

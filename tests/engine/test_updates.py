@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from jaxpage.engine.tracking import LiveRequest
 from jaxpage.outputs import RequestOutput, Update
 from jaxpage.sampling_params import BeamSearchParams
 from tests.engine.fakes import StubEngine, run
@@ -107,3 +108,27 @@ def test_a_dropped_request_may_come_again_under_its_id() -> None:
     engine.add("a", "abc")
     _, sums = told(engine)
     assert sums["a", 0].token_ids == run_alone("a", "abc")[-1].outputs[0].token_ids
+
+
+def test_what_an_interrupted_call_did_not_return_comes_with_the_next() -> None:
+    engine = StubEngine()
+    engine.add("a", "abc")
+    engine.add("b", "abd")
+    whole: dict[str, tuple[int, ...]] = {}
+    calls = 0
+    while engine.has_unfinished:
+        calls += 1
+        with pytest.MonkeyPatch.context() as patch:
+            if calls % 3 == 0:
+                patch.setattr(LiveRequest, "updates", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    engine.updates()
+                continue
+            for update in engine.updates():
+                whole[update.request_id] = whole.get(update.request_id, ()) + update.token_ids
+    for name, prompt in (("a", "abc"), ("b", "abd")):
+        assert whole[name] == run_alone(name, prompt)[-1].outputs[0].token_ids
+
+
+def interrupted(live: LiveRequest, told: object) -> None:
+    raise KeyboardInterrupt

@@ -9,8 +9,9 @@ from pathlib import Path
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from jaxpage.chat_template import LLAMA2_TEMPLATE, VICUNA_TEMPLATE, render_chat
+from jaxpage.chat_template import render_chat
 from jaxpage.tokenizer import Tokenizer, load_tokenizer
+from jaxpage.tokenizers.default_templates import LLAMA2_TEMPLATE, VICUNA_TEMPLATE
 from tests.fuzz.target import Target
 from tests.tokenizers.kinds import (
     byte_level_backend,

@@ -27,7 +27,8 @@ class Room(NamedTuple):
 
 
 HOST = "jaxpage.config jaxpage.sampling_params jaxpage.outputs jaxpage.errors"
-TEXT = "jaxpage.tokenizer jaxpage.tokenizers jaxpage.chat_template jaxpage.reading jaxpage.errors"
+KINDS = "jaxpage.tokenizer jaxpage.tokenizers jaxpage.reading jaxpage.errors"
+TEXT = f"jaxpage.chat_template {KINDS}"
 
 ROOMS = {
     "jaxpage.__init__": Room("jaxpage"),  # lazily: see test_package.py
@@ -41,8 +42,8 @@ ROOMS = {
     "jaxpage.terms": Room("", "jax numpy"),
     "jaxpage.memory": Room("jaxpage.terms"),
     "jaxpage.unsupported": Room("jaxpage.sampling_params jaxpage.errors"),
-    "jaxpage.tokenizer": Room(TEXT, "sentencepiece tokenizers"),
-    "jaxpage.tokenizers": Room(TEXT, "sentencepiece tokenizers"),
+    "jaxpage.tokenizer": Room(KINDS, "sentencepiece tokenizers"),
+    "jaxpage.tokenizers": Room(KINDS, "sentencepiece tokenizers"),
     "jaxpage.chat_template": Room("jaxpage.sandbox " + TEXT, "jinja2"),
     "jaxpage.sandbox": Room("jaxpage.sandbox jaxpage.errors", "jinja2"),
     "jaxpage.checkpoint": Room(
@@ -84,7 +85,7 @@ ROOMS = {
     ),
     "jaxpage.engine": Room(
         "jaxpage.engine jaxpage.host jaxpage.device jaxpage.backends jaxpage.models "
-        "jaxpage.native.huge_pages jaxpage.checkpoint jaxpage.unsupported jaxpage.memory "
+        "jaxpage.checkpoint jaxpage.unsupported jaxpage.memory "
         f"jaxpage.terms jaxpage.numbers {HOST} {TEXT}",
         "jax numpy tqdm",
     ),

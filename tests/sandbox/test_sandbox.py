@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from jaxpage.chat_template import DefaultTemplate, render, render_chat
+from jaxpage.chat_template import render, render_chat
 from jaxpage.errors import RequestError
 from jaxpage.sandbox import meter
 from jaxpage.tokenizer import ChatPrompt
+from jaxpage.tokenizers.default_templates import DefaultTemplate
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "user", "content": "h\u00e9llo world"},

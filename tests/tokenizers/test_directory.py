@@ -11,9 +11,9 @@ import sentencepiece
 import tokenizers
 from tokenizers import processors
 
-from jaxpage.chat_template import LLAMA2_TEMPLATE, VICUNA_TEMPLATE
 from jaxpage.errors import CheckpointError, ConfigError
 from jaxpage.tokenizer import as_tokenizer, load_tokenizer
+from jaxpage.tokenizers.default_templates import LLAMA2_TEMPLATE, VICUNA_TEMPLATE
 from tests.tokenizers.kinds import (
     byte_level_backend,
     sentencepiece_model,

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpage.chat_template import LLAMA2_TEMPLATE, VICUNA_TEMPLATE
 from jaxpage.errors import CheckpointError
 from jaxpage.tokenizer import load_tokenizer, read_gguf_metadata, tokenizer_from_gguf
+from jaxpage.tokenizers.default_templates import LLAMA2_TEMPLATE, VICUNA_TEMPLATE
 from jaxpage.tokenizers.pretokenizers import PRE_TOKENIZERS, pre_tokenizer
 from tests.tokenizers.kinds import (
     HARD_TEXTS,

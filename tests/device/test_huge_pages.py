@@ -11,15 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpage.native import huge_pages
-from jaxpage.native.huge_pages import PAGE_BYTES, renew_zeros, use_huge_pages
+from jaxpage.device import huge_pages
+from jaxpage.device.huge_pages import PAGE_BYTES, renew_zeros, use_huge_pages
 
 ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-
-@pytest.fixture(autouse=True)
-def _built() -> None:
-    """Nothing of this file needs the kernels: it is not skipped without them."""
 
 
 def has_huge_pages() -> bool:
