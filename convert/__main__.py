@@ -1,6 +1,6 @@
 """`python -m convert SRC DST`: the command line of the converter."""
 
-# Ctrl-C is taken care of before anything that takes a while
+# Ctrl-C is handled before anything that takes a while
 from __future__ import annotations
 
 from jaxpage.interrupts import INTERRUPTED, end, interruptible, leave_at_once
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _convert(options: argparse.Namespace) -> list[str]:
-    """The conversion; what it loads takes a second that --help and mistakes don't need."""
+    """Runs the conversion; its imports take a second, which --help and mistakes are spared."""
     from tqdm import tqdm
 
     from convert.run import Leaves, convert

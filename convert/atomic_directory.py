@@ -1,4 +1,4 @@
-"""Write a directory aside and put it in place as the last act, so that half of one never shows.
+"""Write a directory aside and put it in place as the last step, so that no half of it ever shows.
 
 A directory that is there already keeps its place, and only what it holds changes: it may be a
 mount point, a shell may stand in it, and nothing beside it need be writable.
@@ -6,7 +6,7 @@ mount point, a shell may stand in it, and nothing beside it need be writable.
     destination is new      written in .NAME.x.unfinished/new beside it, which becomes it
     destination is there    written in .NAME.x.unfinished/new inside it, whose files then move up
 
-What lies aside is locked as long as its process lives; without a lock, a killed one left it.
+The directory aside is locked while its process lives; one without a lock is from a killed process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def atomic_directory(
     Links are followed, missing parents made. CheckpointError before the block for what can't be
     put in place later: a destination that can't be written, that another conversion is writing, or
     that holds something. Only a model directory may be replaced, so that a slip of the keyboard
-    doesn't cost a home directory. `tell` gets a line about what a killed conversion left.
+    doesn't cost a home directory. `tell` gets a line about leftovers.
     """
     made: list[Path] = []
     try:
@@ -85,7 +85,7 @@ def _claimed(destination: Path) -> Iterator[Path]:
     with _refused(destination):
         aside = (destination if destination.is_dir() else destination.parent) / name
         lock = _lock(aside)
-        while not _is_open(aside, lock):  # its last owner removed it in between
+        while not _is_open(aside, lock):  # another process removed it in between
             os.close(lock)
             lock = _lock(aside)
     try:
@@ -102,7 +102,7 @@ def _lock(aside: Path) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # Some network disks have no locks; there an empty directory is as good as one's own.
+        # Some network disks have no locks; there an empty directory counts as free.
         if isinstance(error, BlockingIOError) or any(aside.iterdir()):
             os.close(lock)
             raise CheckpointError(
@@ -193,7 +193,7 @@ def _put_in_place(aside: Path, destination: Path) -> None:
 
 
 def _give_back(aside: Path, destination: Path) -> None:
-    """Undoes what `_put_in_place` had done by whatever point, unless it was the last."""
+    """Undoes an unfinished `_put_in_place`, wherever it stopped."""
     if aside.parent != destination or (destination / MARK).exists():
         return
     if (aside / "old").exists():

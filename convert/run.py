@@ -50,7 +50,7 @@ def convert(
     told: list[str] = []
     with (
         warnings.catch_warnings(record=True) as caught,
-        # First of all: a download or an hour's work is lost where the end can't be written.
+        # First of all: if the destination can't be written, no download or work is wasted.
         atomic_directory(destination, overwrite=overwrite, tell=told.append) as directory,
     ):
         warnings.simplefilter("always")
@@ -114,5 +114,5 @@ def _sha256(path: Path) -> str:
 
 
 def _messages(caught: list[warnings.WarningMessage]) -> list[str]:
-    """What concerns the model; other packages' deprecations don't."""
+    """The warnings that concern the model, without other packages' deprecations."""
     return [str(warning.message) for warning in caught if warning.category is UserWarning]

@@ -41,7 +41,7 @@ _NAMES = (
 
 
 def write_text_files(model: StoredModel, destination: Path) -> list[str]:
-    """Copy or write what a tokenizer is built from; returns what to warn of: that there is none."""
+    """Copy or write what a tokenizer is built from; returns warnings, as when there is none."""
     place = find_tokenizer(model.path)
     # A tokenizer.json beside Meta's shards was put there on purpose, and is copied as it is.
     is_written = model.kind == "meta" and place and not (place / FAST_FILE).exists()
@@ -68,7 +68,7 @@ def _copy_files(directory: Path, destination: Path) -> None:
 
 
 def _check_inside(directory: Path, name: str) -> None:
-    """CheckpointError for a link that leads out of the model: who made it chose what is published.
+    """CheckpointError for a link out of the model: it could publish any file of this machine.
 
     A snapshot in the Hub's cache is made of links into the `blobs` beside it, which are its own.
     """
@@ -85,7 +85,7 @@ def _check_inside(directory: Path, name: str) -> None:
 
 
 def _fault_of_tokenizer(directory: Path) -> list[str]:
-    """What to warn of, told now rather than at the first load."""
+    """Warnings for a tokenizer that does not load: now rather than at the first use."""
     try:
         load_tokenizer(directory)
     except CheckpointError as error:
@@ -94,10 +94,10 @@ def _fault_of_tokenizer(directory: Path) -> list[str]:
 
 
 def _write_default_template(source: Path, destination: Path) -> list[str]:
-    """Writes down the template that the source's name or tokens decide, so that the destination,
-    which has another name, keeps it; returns what to warn of."""
+    """Writes the default template that the source's name or tokens decide, so that the destination,
+    which has another name, keeps it; returns warnings."""
     template = load_tokenizer(source).chat_template
     if not isinstance(template, DefaultTemplate):
         return []
     (destination / TEMPLATE_FILE).write_text(template, encoding="utf-8")
-    return [f"{source} has no chat template; {template.whose}, the default, was written"]
+    return [f"{source} has no chat template; {template.origin}, the default, was written"]

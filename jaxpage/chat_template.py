@@ -1,7 +1,7 @@
 """A conversation as the text that a model was trained on.
 
-Templates come with models, so they are strangers' code: they run in a sandbox, where they see
-messages and special tokens and can change neither, and where time and memory are bounded. The
+Templates come with models, so they are untrusted code: they run in a sandbox, where they see
+messages and special tokens but can't change them, and where time and memory are bounded. The
 environment is that of Hugging Face's `apply_chat_template`, for which templates are written.
 """
 
@@ -29,7 +29,7 @@ Message = Mapping[str, Any]
 
 
 class ChatTokenizer(Protocol):
-    """What a template needs of a tokenizer; `special_tokens`, by their part, if it has more."""
+    """What a template needs of a tokenizer; it may also have `special_tokens`, role to text."""
 
     @property
     def chat_template(self) -> str | None: ...
@@ -51,9 +51,9 @@ def render_chat(
 ) -> ChatPrompt:
     """The whole prompt that the tokenizer's template, or `template`, makes of a conversation.
 
-    Encoding adds nothing to it: the template writes BOS where the model wants one. `variables` are
-    what else the template may look at, such as `tools`. Warns where the model brings no template
-    and a default is used. Raises RequestError.
+    Encoding adds nothing to it: the template writes BOS where the model wants one. `variables`:
+    further names that the template may read, such as `tools`. Warns when the model has no template
+    of its own and a default is used. Raises RequestError.
     """
     template = template or tokenizer.chat_template
     if template is None:
@@ -63,7 +63,7 @@ def render_chat(
         )
     if isinstance(template, DefaultTemplate):
         warnings.warn(
-            f"the model brings no chat template, so {template.whose} is used, which it may not "
+            f"the model brings no chat template, so {template.origin} is used, which it may not "
             "know; pass template=, or write the prompt as text",
             stacklevel=2,
         )
@@ -84,9 +84,9 @@ def render(
     variables: Mapping[str, Any] | None = None,
     **special_tokens: Any,
 ) -> ChatPrompt:
-    """The prompt that `template` (jinja2) makes of `messages`; RequestError when it can't.
+    """The prompt that `template` (jinja2) makes of `messages`; RequestError when it fails.
 
-    `special_tokens`: the texts of bos_token, eos_token and so on; what is not given is undefined.
+    `special_tokens`: the texts of bos_token, eos_token and so on; others are undefined in it.
     """
     seen = {
         **special_tokens,
@@ -113,7 +113,7 @@ def render(
 
 
 def _line(text: str | None) -> str:
-    """What jinja2 or a template says, in a line that can be read."""
+    """A message of jinja2 or of a template as one line of at most 500 characters."""
     return " ".join((text or "").split())[:500]
 
 
@@ -123,7 +123,7 @@ _DO = "change the messages"
 
 
 def _special_tokens(tokenizer: ChatTokenizer) -> Mapping[str, Any]:
-    """What templates see, by its name: a part that is not set is not there."""
+    """The special tokens that templates see, by name; one that is not set is left out."""
     found = getattr(tokenizer, "special_tokens", None)
     if isinstance(found, Mapping):
         return found

@@ -1,6 +1,6 @@
-"""From what a user calls a model to the model: name or path -> (ModelConfig, params, tokenizer).
+"""From a model's name or path to the model: (ModelConfig, params, tokenizer).
 
-Everything about files is formats'; this module puts the arrays on the device.
+`jaxpage.formats` reads the files; this module puts the arrays on the device.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["DEFAULT_MODEL", "load", "load_weights"]
 def load(
     name_or_path: str | Path, dtype: DType | Literal["auto"] = "float32"
 ) -> tuple[ModelConfig, dict[str, Any], Tokenizer | None]:
-    """Config, parameters on the default device, and tokenizer of a model, None where it has none.
+    """Config, parameters on the default device, and tokenizer of a model, None if it has none.
 
     `auto` keeps the stored dtype. CheckpointError for files that don't hold a whole model,
     CapacityError for one that doesn't fit in memory.
@@ -60,14 +60,14 @@ def load_weights(
     plans = plan_leaves(config, source.tensors, source.rules, str(path))
     _require_room(num_bytes((plan.shape for plan in plans), config.dtype), path, config)
 
-    device = default_device()  # asked here: threads have settings of JAX of their own
+    device = default_device()  # read here: each thread has its own settings of JAX
 
     def read(plan: LeafPlan) -> tuple[str, jax.Array]:
         leaf = read_leaf(plan, config.dtype)
         with jax.default_device(device):
             return plan.path, put(leaf)
 
-    # NumPy lets go of the interpreter while it copies, so the cores decode side by side.
+    # NumPy releases the GIL while it copies, so the threads decode in parallel.
     with ThreadPoolExecutor(min(os.cpu_count() or 1, 8)) as pool:
         return config, nest(dict(pool.map(read, plans)))
 

@@ -42,18 +42,18 @@ class AttentionSpec:
     """What the attention of one layer computes, beside its arrays."""
 
     scale: float
-    """Of the products of queries and keys."""
+    """Factor of the products of queries and keys."""
     window: int | None = None
-    """A query at position p sees keys at positions > p - window; None sees all before it."""
+    """A query at position p sees keys at positions p - window + 1 .. p; None: all up to p."""
     soft_cap: float | None = None
-    """A score s becomes soft_cap * tanh(s / soft_cap), as in Gemma 2; None: it stays."""
+    """A score s becomes soft_cap * tanh(s / soft_cap), as in Gemma 2; None: scores stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """A decoder with RMS norm, rotary positions, grouped queries and SwiGLU, as LLaMA is.
 
-    A model family whose settings are more extends it (`jaxpage.models.family`).
+    A model family with more settings extends it (`jaxpage.models.family`).
     """
 
     vocab_size: int
@@ -143,7 +143,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The limits of one engine; every field is resolved, none means "find out"."""
+    """The limits of one engine; every field has its final value, none means "find out"."""
 
     max_model_len: int
     """Most tokens of one sequence, prompt and output together."""

@@ -2,7 +2,7 @@
 
 
 class JaxpageError(ValueError):
-    """Any mistake that a caller can mend."""
+    """Any mistake that the caller can correct."""
 
 
 class ConfigError(JaxpageError):

@@ -14,7 +14,7 @@ _LEAST, _MOST = 1e-30, 1e30
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text as a set: how the tables of known keys are written."""
+    """The words of a text as a set; tables of known keys are written so."""
     return frozenset(text.split())
 
 
@@ -30,7 +30,7 @@ class Fields:
         return self.values.get(key) is not None
 
     def integer(self, key: str, default: int | None = None, *, most: int = 2**31 - 1) -> int:
-        """A whole number of at least 1; more than `most` could only hang what builds from it."""
+        """A whole number in 1 .. `most`; a larger one could only hang what is built from it."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise self.wrong(key, value, f"a whole number from 1 to {most}")
@@ -41,7 +41,7 @@ class Fields:
         return self.integer(key, default, most=MOST_POSITIONS)
 
     def stretched(self, key: str, length: int, factor: float) -> int:
-        """`length` times the factor that `key` states, as a length in tokens."""
+        """`length` times `factor`, the value of `key`, as a length in tokens."""
         if not length * factor < MOST_POSITIONS + 1:
             raise self.wrong(key, factor, f"a length of at most {MOST_POSITIONS} tokens from it")
         return max(int(length * factor), 1)
@@ -108,7 +108,7 @@ class Fields:
         return tuple(items) if is_tuple else value
 
     def fixed(self, key: str, allowed: Collection[Any], why: str) -> None:
-        """Refuse a setting that is there with a value that this project does not implement."""
+        """Refuse a setting whose value this project does not implement; it may be absent."""
         if key in self.values and self.values[key] not in allowed:
             wanted = " or ".join(json.dumps(value) for value in allowed)
             raise self.wrong(key, self.values[key], f"{wanted} ({why})")
@@ -142,7 +142,7 @@ class Fields:
 
 
 def _shortening() -> reprlib.Repr:
-    """Cuts values to a line: files may hold megabytes of one, or nest it a thousand deep."""
+    """Cuts values to one line: a file's may have megabytes, or be nested a thousand deep."""
     short = reprlib.Repr()
     short.maxstring = short.maxother = 100
     return short

@@ -40,11 +40,10 @@ def forward(
     attention: str | Backend | Attention = "xla",
     adapters: Adapters | None = None,
 ) -> tuple[KVCache, Float[Array, "R V"]]:
-    """(the cache with this step's K and V, float32 logits at `step.logit_index`).
+    """(the cache with this step's K and V, float32 logits [R, V] at `step.logit_index`).
 
-    `attention` is a backend, by name or itself, or a function that takes the place of XLA's
-    attention; "reference" makes the pass differentiable in `params`. `adapters`: what
-    `step.adapters` counts.
+    `attention`: a backend or its name, or a function that replaces XLA's attention; "reference"
+    makes the pass differentiable in `params`. `adapters`: those that `step.adapters` numbers.
     """
     backend = _backend(attention)
     hidden, cache = hidden_of(model, params, cache, step, backend=backend, adapters=adapters)
@@ -80,7 +79,7 @@ decode = prefill
 
 @dataclass(frozen=True)
 class _WithAttention(Xla):
-    """XLA's operations around an attention function of the caller's own."""
+    """XLA's operations, with an attention function of the caller's own."""
 
     function: Attention | None = None
 

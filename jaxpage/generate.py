@@ -4,7 +4,7 @@ Exit codes: 0 done; 1 some request failed or the output could not be written; 2 
 is wrong; 130 interrupted; 141 the reader of stdout went away.
 """
 
-# Ctrl-C is taken care of before anything that takes a while
+# Ctrl-C is handled before anything that takes a while
 from __future__ import annotations
 
 from jaxpage.interrupts import INTERRUPTED, end, interruptible, leave_at_once
@@ -38,7 +38,7 @@ DONE, SOME_FAILED, WRONG_CALL, READER_GONE = 0, 1, 2, 141
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one call and returns its exit code."""
-    if sys.stderr is None:  # closed by the caller: nobody wants to know
+    if sys.stderr is None:  # closed by the caller: messages are not wanted
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # as long as the process
     args = build_parser().parse_args(argv)
     try:
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         with _open_output(args.output) as file:
             return _run(args, jobs, options, file)
     except BrokenPipeError:
-        # What is still buffered has nowhere to go; keep the interpreter from trying at exit.
+        # Buffered output has nowhere to go; keep the interpreter from writing it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
     except KeyboardInterrupt:
@@ -126,7 +126,7 @@ def _stream(llm: LLM, job: Job, ordered: InOrder, file: Output, check: Callable[
 
 
 def _add_all(llm: LLM, jobs: list[Job], ordered: InOrder) -> dict[str, int]:
-    """The place of each request that waits now; those refused go to `ordered`."""
+    """Request id -> place in the input, of those accepted; those refused go to `ordered`."""
     index_of: dict[str, int] = {}
     for index, job in enumerate(jobs):
         if job.error is not None:
@@ -185,7 +185,7 @@ def _load(args: argparse.Namespace, options: dict[str, Any]) -> LLM:
 
 
 def _require_gpu() -> None:
-    """ConfigError where JAX finds none; where it finds one it computes there anyway."""
+    """ConfigError if JAX finds no GPU; if it finds one, it computes there by default."""
     import jax
 
     try:

@@ -1,7 +1,7 @@
-"""Ctrl-C on a command line: the process ends at once while nothing is made, later in good order.
+"""Ctrl-C on a command line: at first it ends the process at once, later after cleaning up.
 
-A KeyboardInterrupt alone won't do: an extension that is being imported makes an ImportError of it,
-and what is raised in a callback of the garbage collector, as JAX has one, is printed and forgotten.
+A KeyboardInterrupt alone is not enough: an extension that is being imported turns it into an
+ImportError, and one raised in a callback of the garbage collector, as JAX has, is printed and lost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def leave_at_once() -> None:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], None]]:
-    """Within the block Ctrl-C raises KeyboardInterrupt; what is yielded raises it again, for when
+    """Within the block Ctrl-C raises KeyboardInterrupt; the function yielded raises it again if
     it was swallowed. Does nothing outside the main thread, where no signal arrives."""
     pressed: list[int] = []
 

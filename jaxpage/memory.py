@@ -1,4 +1,4 @@
-"""How much memory is left. What to do about too little is the caller's business."""
+"""How much memory is left. Decides nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes() -> int | None:
-    """What the default device can still take: its own limit less its use, or the host's memory."""
+    """Bytes that the default device can still take: its limit less its use, or the host's."""
     stats = default_device().memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
@@ -20,7 +20,7 @@ def free_bytes() -> int | None:
 
 
 def available_bytes() -> int | None:
-    """Host memory that can still be taken: the system's, or the container's where that is less."""
+    """Bytes of host memory left: the system's, or the container's if that is less."""
     found = [value for value in (_system_bytes(), _cgroup_bytes()) if value is not None]
     return min(found) if found else None
 
@@ -38,7 +38,7 @@ def _system_bytes() -> int | None:
 
 
 def _cgroup_bytes() -> int | None:
-    """What a version 2 control group leaves; file cache in its count can be given back."""
+    """Bytes that a version 2 control group leaves; its file cache counts as free."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         used = int((_CGROUP / "memory.current").read_text())

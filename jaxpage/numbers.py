@@ -1,4 +1,4 @@
-"""Numbers as callers have them, as Python's own: NumPy's, and arrays of jax, torch or NumPy.
+"""Numbers and arrays of NumPy, jax or torch, turned into Python's own numbers and lists.
 
 Knows no array library: an array is what has `tolist`, and a scalar is one without axes.
 """
@@ -15,7 +15,7 @@ def plain(value: Any) -> Any:
     """A Python number for a scalar of any library, nested lists for an array, else the value.
 
     Whole numbers stay whole and others don't become so: 2.0 is no 2. Raises RequestError for an
-    array without values, as one that was donated.
+    array without values, such as one that was donated.
     """
     if isinstance(value, bool | int | float | str | bytes):
         return value
@@ -30,5 +30,5 @@ def plain(value: Any) -> Any:
 
 
 def is_array(value: object) -> bool:
-    """Whether it is an array or a tensor, of no axis too."""
+    """Whether it is an array or a tensor, even one without axes."""
     return hasattr(value, "tolist") and hasattr(value, "ndim") and hasattr(value, "dtype")

@@ -61,7 +61,7 @@ class RequestOutput:
 
     @classmethod
     def refused(cls, request_id: str, prompt: object, error: str) -> RequestOutput:
-        """Of a request that never ran; its prompt is told where it is text."""
+        """The output of a request that never ran; `prompt` is kept if it is text."""
         return cls(
             request_id=request_id,
             prompt=prompt if isinstance(prompt, str) else None,
@@ -74,15 +74,15 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What is new of one completion; those of a request, added up, are its RequestOutput.
+    """What is new of one completion; a request's updates, added up, are its RequestOutput.
 
-    A request of several completions that are chosen from when all have ended, as best_of or beams,
-    has none before.
+    A request whose completions are chosen when all have ended (best_of, beams) has no update
+    before that.
     """
 
     request_id: str
     index: int
-    """Of the completion among the request's outputs."""
+    """The completion's place among the request's outputs."""
     token_ids: tuple[int, ...] = ()
     text: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -94,9 +94,9 @@ class Update:
     score: float | None = None
     """As in CompletionOutput."""
     finished: bool = False
-    """Whether the request is: it is the last update of it."""
+    """Whether the request has finished: this is its last update."""
     error: str | None = None
-    """Why the request failed; what was told of its completions before counts for nothing."""
+    """Why the request failed; its earlier updates are then void."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,17 +133,17 @@ class Counters:
 
     num_steps: int = 0
     prompt_tokens: int = 0
-    """Of the requests that began to run, each counted once however often it is recomputed."""
+    """Prompt tokens of the requests that began to run, counted once even if recomputed."""
     generated_tokens: int = 0
     """Tokens handed to the engine; those drawn past an end are not."""
     preemptions_recompute: int = 0
-    """Preempted requests whose blocks were freed, each time."""
+    """Preemptions in which the request's blocks were freed."""
     preemptions_swap: int = 0
-    """Preempted requests whose blocks went to the host, each time."""
+    """Preemptions in which the request's blocks went to the host."""
     swapped_out_blocks: int = 0
-    """Moved to the host, a shared block once each time."""
+    """Blocks moved to the host; a shared block counts once a move."""
     prefix_hit_tokens: int = 0
-    """Of prompts when they first ran: what a preempted request finds again is no hit."""
+    """Cached tokens of prompts at their first run; those of a preempted request don't count."""
     running_sum: int = 0
     """Sum over steps of the number of running sequences."""
     utilisation_sum: float = 0.0
@@ -174,7 +174,7 @@ class MappedBlock:
     kind: BlockKind
     seq_ids: tuple[int, ...] = ()
     num_filled: int = 0
-    """Slots that hold a token; 0 for held blocks, whose content is not needed any more."""
+    """Slots that hold a token; 0 for held blocks: their content is not needed any more."""
     is_cached: bool = False
     """A prefix hit would find it; always true of kind "cached"."""
 
@@ -186,4 +186,4 @@ class BlockMap:
     block_size: int
     blocks: tuple[MappedBlock, ...]
     request_of: Mapping[int, str] = field(default_factory=dict)
-    """Request ids by the sequence ids of those that have not ended."""
+    """Sequence id -> request id, of the sequences that have not ended."""

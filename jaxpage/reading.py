@@ -1,7 +1,7 @@
-"""The one door to a model's files: whatever goes wrong behind it is a CheckpointError.
+"""The one way to read a model's files: whatever goes wrong is a CheckpointError.
 
-Files come from strangers, and the libraries that read them raise whatever they like for a damaged
-one. So nothing else in the project catches everything, and no reader opens a file by itself.
+Files are untrusted, and the libraries that read them raise errors of any kind for a damaged one.
+So only this file catches every exception, and no reader opens a file by itself.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _PASSING = (JaxpageError, KeyboardInterrupt, SystemExit, GeneratorExit, Warning)
 def reading(source: str | Path, wanted: str) -> Iterator[None]:
     """Turns whatever the block raises into a CheckpointError: `got SOURCE ..., wanted WANTED`.
 
-    Errors that say already what a caller can do pass, and so do interrupts. Rust libraries panic
-    with a BaseException; memory that runs out is the file's fault too: sizes come from it.
+    Errors of this package pass unchanged, and so do interrupts. Rust libraries panic with a
+    BaseException; running out of memory counts too, because the sizes come from the file.
     """
     try:
         yield
@@ -50,7 +50,7 @@ def reading(source: str | Path, wanted: str) -> Iterator[None]:
 def answering(got: str, *, wanted: str, do: str) -> Iterator[None]:
     """As `reading`, for one request: what the block raises is a RequestError, `got GOT (reason)`.
 
-    A model's template and its tokenizer are strangers' too, and run at each request.
+    A model's template and its tokenizer are untrusted too, and run at each request.
     """
     try:
         yield
@@ -61,7 +61,7 @@ def answering(got: str, *, wanted: str, do: str) -> Iterator[None]:
 
 
 def reason(error: BaseException) -> str:
-    """What an error of any library says, in at most a line."""
+    """The message of an error of any library, cut to one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, struct.error):
@@ -74,7 +74,7 @@ def reason(error: BaseException) -> str:
 
 @contextmanager
 def open_file(path: Path, *, wanted: str) -> Iterator[BinaryIO]:
-    """A regular file: a pipe would be waited for, a device never ends."""
+    """Opens a regular file only: reading a pipe could wait, and a device could be endless."""
     with reading(path, wanted), open(path, "rb", opener=_open_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise CheckpointError(f"got {path} that is no regular file, wanted {wanted}; copy it")

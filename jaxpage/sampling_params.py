@@ -26,7 +26,7 @@ _FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "de
 
 
 class FrozenBias(Mapping[int, float]):
-    """A logit bias that nobody can change, so that settings with one hash and compare."""
+    """An immutable logit bias, so that settings with one can be hashed and compared."""
 
     __slots__ = ("_hash", "_pairs")
 
@@ -219,7 +219,7 @@ def _whole(name: str, value: object, low: int, high: int | None = None) -> None:
 
 
 def _real(name: str, value: object, low: float, high: float) -> None:
-    """The device computes in float32, so what that can't hold is refused too."""
+    """Checks a number's range; refuses also what float32, used on the device, can't hold."""
     if (
         not isinstance(value, (int, float))
         or isinstance(value, bool)

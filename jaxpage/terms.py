@@ -1,6 +1,6 @@
-"""What JAX is set to where our own code runs, whatever the caller's thread has set.
+"""The settings of JAX that this package's code runs under, whatever the caller's thread has set.
 
-The rule of place: an engine has one device, JAX's default one (`jax.default_device`) where it is
+An engine without a placement has one device: JAX's default (`jax.default_device`) where it is
 built.
 """
 
@@ -27,7 +27,7 @@ def default_device() -> Device:
 
 @contextmanager
 def engine_terms(device: Device) -> Iterator[None]:
-    """What an engine of this device builds and traces under; the rest is as the caller set it.
+    """The settings an engine of this device builds and traces under; others stay the caller's.
 
     A mesh would spread its arrays over other devices, and `jax_disable_jit` can compile nothing
     ahead of time.
@@ -43,9 +43,9 @@ def engine_terms(device: Device) -> Iterator[None]:
 
 @contextmanager
 def own_constants() -> Iterator[None]:
-    """For what is called outside of any jit: there each constant of ours is a transfer, which
-    `jax_transfer_guard` may forbid, and an infinity that is meant trips `jax_debug_infs`.
+    """For functions called outside of jit: there each of their constants is a transfer, which
+    `jax_transfer_guard` may forbid, and an intended infinity trips `jax_debug_infs`.
 
-    pallas_kernels, which is used on its own too, has the same."""
+    pallas_kernels has a copy, because it is used on its own too."""
     with jax.transfer_guard_host_to_device("allow"), jax.debug_infs(False):
         yield

@@ -1,4 +1,4 @@
-"""The door to text: a tokenizer out of the files of a model, whatever their kind, and back."""
+"""A tokenizer from a model's files, of whatever kind, and back into files."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 
 def as_tokenizer(source: object) -> Tokenizer:
-    """A tokenizer from what a caller has: one already, a path, an object of the tokenizers
-    library, or a fast tokenizer of transformers.
+    """A tokenizer from a tokenizer, a path, an object of the tokenizers library, or a fast
+    tokenizer of transformers.
 
     Raises ConfigError for anything else.
     """
@@ -86,7 +86,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: str | Path) -> None:
 
 
 def _info_of(source: object, backend: tokenizers.Tokenizer) -> TokenizerInfo:
-    """What an object of transformers says of itself, which is not imported for it."""
+    """What an object of transformers says of itself; transformers need not be imported."""
     special = {part: text for part in PARTS if isinstance(text := getattr(source, part, None), str)}
     bos_id, eos_id, template = (
         getattr(source, name, None) for name in ("bos_token_id", "eos_token_id", "chat_template")

@@ -17,7 +17,7 @@ def comes_later(got: str, instead: str) -> ConfigError:
 def check_available(
     params: SamplingParams | BeamSearchParams,
 ) -> SamplingParams | BeamSearchParams:
-    """The params, unless they ask for what this version does not have: then ConfigError."""
+    """The params; ConfigError if they need a feature that this version does not have."""
     if isinstance(params, BeamSearchParams):
         return params
     if not isinstance(params, SamplingParams):

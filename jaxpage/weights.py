@@ -18,8 +18,8 @@ Leaf = Any
 class Quantized:
     """A matrix [*out, D] as int8 and scales: a leaf of the parameters where an array would be.
 
-    Entry d of a row is values[d] * scales[d // group]. A backend's `linear` reads it; whatever
-    knows no better form multiplies with `dense`.
+    Entry d of a row is values[d] * scales[d // group]. A backend's `linear` may read this form; any
+    other code multiplies with `dense`.
     """
 
     values: Leaf  # [*out, D] int8

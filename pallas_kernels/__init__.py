@@ -15,7 +15,7 @@ its block table names. Nothing but JAX is needed:
     kv = write_kv(pool, pool, k, v, slots=jnp.array([7 * 16, 5 * 16 + 3], jnp.int32))
     out = paged_decode_attention(q, kv.k, kv.v, tables, lens, scale=128**-0.5)  # [2, 32, 128]
 
-`reference` holds each function once more in plain jnp. The names below are loaded when first used.
+`reference` holds each function again in plain jnp. The names below are loaded when first used.
 """
 
 from __future__ import annotations

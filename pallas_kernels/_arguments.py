@@ -1,4 +1,4 @@
-"""What all attention functions do with their arguments before a kernel is called."""
+"""What all attention functions do with their arguments before they call a kernel."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def make_spec(
 ) -> Spec:
     """What the kernel of a call is compiled for.
 
-    `most_rows`: the most rows, a query and head each, that a tile of this call could fill; a tile
-    that was tuned larger is made smaller.
+    `most_rows`: the most rows, each one query of one head, that a tile of this call could fill; a
+    tile that was tuned larger is made smaller.
     """
     num_heads, head_dim = q.shape[1:]
     _, block_size, num_kv_heads, _ = pool.k.shape

@@ -1,6 +1,6 @@
 """How a kernel is called and for which card: the one file that knows JAX's versions and backends.
 
-Pallas lowers to Triton only when told so with its `CompilerParams`; without them jax 0.10 takes
+Pallas lowers to Triton only when given its `CompilerParams`; without them jax 0.10 takes
 Mosaic GPU. Triton's lowering is deprecated from jax 0.11 on: see docs/decisions for the successor.
 """
 
@@ -24,7 +24,7 @@ from pallas_kernels.config import Target, Tuning
 load = triton.load
 store = triton.store
 
-# Known, and recorded as a decision; a user of the kernels can do nothing about it.
+# Known, and recorded as a decision; users of the kernels can do nothing about it.
 warnings.filterwarnings(
     "ignore", "The Pallas Triton backend is deprecated", category=DeprecationWarning
 )
@@ -63,8 +63,8 @@ def lowering_for(target: Target, device_kind: str) -> Iterator[None]:
 def own_constants() -> Iterator[None]:
     """Lets a public function be called outside of jit under JAX's switches for debugging.
 
-    There each of its constants is a transfer to the device, which `jax_transfer_guard` may forbid,
-    and an infinity that is meant (the log-sum-exp of nothing) would trip `jax_debug_infs`.
+    Outside of jit each of its constants is a transfer to the device, which `jax_transfer_guard` may
+    forbid, and an intended infinity (the log-sum-exp of no keys) would trip `jax_debug_infs`.
     """
     with jax.transfer_guard_host_to_device("allow"), jax.debug_infs(False):
         yield
@@ -91,7 +91,7 @@ def call(
     """The kernel's outputs. It gets each array whole, in the card's memory, and loads from there.
 
     interpret None: compiled where the program runs on a GPU, interpreted elsewhere. That is
-    settled when the program is lowered, not by the backend of this process, so that a machine
+    decided when the program is lowered, not by the backend of this process, so that a machine
     without a card can compile for one. Under shard_map the outputs vary over each mesh axis that
     some input varies over. To be interpreted there, a kernel needs shard_map's `check_vma=False`,
     because JAX's interpreter makes index arrays that vary over no axis.
@@ -118,7 +118,7 @@ def call(
         )
 
     def interpreted(*arrays: Array) -> list[Array]:
-        """Hides a mesh's explicit axes from the interpreter, whose own arrays have none."""
+        """Hides a mesh's explicit axes from the interpreter: the arrays it makes have none."""
         axes = _explicit_axes()
         if not axes:
             return run(True)(*arrays)

@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels._arguments import FlatPool
 from pallas_kernels._compat import call, load, store
 from pallas_kernels._tiles import (
-    NO_TOP,
+    LOWEST,
     NOWHERE,
     PoolRefs,
     Spec,
@@ -42,7 +42,7 @@ class Units(NamedTuple):
     tables: Array  # [U, M] block ids
     starts: Array  # [U]
     ends: Array  # [U] the unit is tokens starts .. ends - 1
-    row_lengths: Array  # [B] how many tokens the row's unit has; 0 for a row in no unit
+    row_lengths: Array  # [B] tokens of the row's unit; 0 for a row in no unit
     members: Array | None = None  # [U, R] rows of each unit, padded with B; None: unit u is row u
     firsts: Array | None = None  # [B] first token that the row's query sees; None: it sees all
 
@@ -61,7 +61,7 @@ def attend_units(
 ) -> tuple[Array, Array]:
     """(out [B, N, H], natural log-sum-exp float32 [B, N]); 0 and -inf for rows in no unit.
 
-    q [B, N, H]. `num_partitions`: into how many parts the longest unit is cut, at most.
+    q [B, N, H]. `num_partitions`: the most parts that the longest unit is cut into.
     """
     num_rows, num_heads, _ = q.shape
     is_whole = num_partitions == 1 and units.members is None  # nothing to merge
@@ -81,8 +81,8 @@ def attend_units(
         interpret=interpret,
     )
     if is_whole:
-        out, top, total = parts
-        return out.reshape(q.shape), log_sum_exp(top, total).reshape(num_rows, num_heads)
+        out, largest, weight_sum = parts
+        return out.reshape(q.shape), log_sum_exp(largest, weight_sum).reshape(num_rows, num_heads)
     merged, lse = call(
         partial(_merge_parts, num_partitions=num_partitions, head_dim=spec.head_dim),
         *(*parts, units.row_lengths, part),
@@ -111,7 +111,7 @@ def _attend_parts(
     tuning: Tuning,
     interpret: bool | None,
 ) -> list[Array]:
-    """The first kernel's outputs: out [B * parts * N, H], and the softmax's top and total
+    """The first kernel's outputs: out [B * parts * N, H], and the softmax's max and sum
     [B * parts * N]. `part` int32 [1]: tokens of a part."""
     num_rows, num_heads, head_dim = q.shape
     lines = num_rows * num_partitions * num_heads
@@ -145,7 +145,7 @@ class _Part:
 
     Grid: (query tiles of all KV heads, parts, units times tiles of members). Refs: q [B * N, H],
     starts and ends [U], part [1], members [U * R] and firsts [B] where there are any, the tables
-    [U * M] and the pool; outputs out [B * parts * N, H] and the softmax's top and total
+    [U * M] and the pool; outputs out [B * parts * N, H] and the softmax's max and sum
     [B * parts * N].
     """
 
@@ -175,7 +175,7 @@ class _Part:
         return -(-self.most_members // self.tile_members)
 
     def __call__(self, q: Any, starts: Any, ends: Any, part: Any, *refs: Any) -> None:
-        *inputs, out, top, total = refs
+        *inputs, out, maxima, sums = refs
         members = inputs.pop(0) if self.has_members else None
         firsts = inputs.pop(0) if self.has_firsts else None
         pool, spec = PoolRefs(*inputs), self.spec
@@ -203,8 +203,8 @@ class _Part:
         line = jnp.where(live, line, NOWHERE)
         result = state.normalised().astype(out.dtype)
         store(out.at[line[:, None], spec.columns], result, mask=spec.within(live))
-        store(top.at[line], state.top, mask=live)
-        store(total.at[line], state.total, mask=live)
+        store(maxima.at[line], state.max, mask=live)
+        store(sums.at[line], state.sum, mask=live)
 
     def _rows(self, members: Any, unit: Array, member: Array, live: Array) -> tuple[Array, Array]:
         """(row of q [tile], whether there is one [tile]) of each row of the query tile."""
@@ -219,39 +219,39 @@ class _Part:
 def _merge_parts(*refs: Any, num_partitions: int, head_dim: int) -> None:
     """The merging kernel: the parts of one row and head that have tokens. Grid: (heads, rows).
 
-    Refs: out, top and total of the parts, row_lengths [B], part [1]; outputs out [B * N, H] and
+    Refs: out, max and sum of the parts, row_lengths [B], part [1]; outputs out [B * N, H] and
     natural log-sum-exp [B * N].
     """
-    parts, tops, totals, lengths, part, out, lse = refs
+    parts, maxima, sums, lengths, part, out, lse = refs
     head, row, num_heads = pl.program_id(0), pl.program_id(1), pl.num_programs(0)
     columns = jnp.arange(power_of_two(head_dim), dtype=jnp.int32)
     is_column = columns < head_dim
     num_live = lax.div(lengths[row] + part[0] - 1, part[0])
 
     def add(turn: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        acc, top, total = state
+        acc, largest, weight_sum = state
         index = turn * MERGED_AT_ONCE + jnp.arange(MERGED_AT_ONCE, dtype=jnp.int32)
         live = index < num_live
         line = (row * num_partitions + index) * num_heads + head
-        tops_ = load(tops.at[line], mask=live, other=NO_TOP)
-        totals_ = load(totals.at[line], mask=live, other=0.0)
+        part_maxima = load(maxima.at[line], mask=live, other=LOWEST)
+        part_sums = load(sums.at[line], mask=live, other=0.0)
         values = load(
             parts.at[line[:, None], columns[None, :]],
             mask=live[:, None] & is_column[None, :],
             other=0.0,
         )
-        new_top = jnp.maximum(top, tops_.max(axis=0))
-        weights = jnp.exp2(tops_ - new_top) * totals_
-        fade = jnp.exp2(top - new_top)
-        acc = acc * fade + (values * weights[:, None]).sum(axis=0)
-        return acc, new_top, total * fade + weights.sum(axis=0)
+        new_largest = jnp.maximum(largest, part_maxima.max(axis=0))
+        weights = jnp.exp2(part_maxima - new_largest) * part_sums
+        rescale = jnp.exp2(largest - new_largest)
+        acc = acc * rescale + (values * weights[:, None]).sum(axis=0)
+        return acc, new_largest, weight_sum * rescale + weights.sum(axis=0)
 
     acc = jnp.zeros(columns.shape, jnp.float32)
     turns = lax.div(num_live + (MERGED_AT_ONCE - 1), jnp.int32(MERGED_AT_ONCE))
-    acc, top, total = lax.fori_loop(
-        jnp.int32(0), turns, add, (acc, jnp.float32(NO_TOP), jnp.float32(0))
+    acc, largest, weight_sum = lax.fori_loop(
+        jnp.int32(0), turns, add, (acc, jnp.float32(LOWEST), jnp.float32(0))
     )
     line = row * num_heads + head
-    result = acc / jnp.where(total > 0, total, 1)
+    result = acc / jnp.where(weight_sum > 0, weight_sum, 1)
     store(out.at[jnp.full_like(columns, line), columns], result.astype(out.dtype), mask=is_column)
-    lse[line] = log_sum_exp(top, total)
+    lse[line] = log_sum_exp(largest, weight_sum)

@@ -4,8 +4,8 @@
     token   0    1    2    3    4    5          its block is table[token // 4]
     row    41   43   45   47   17   19          (block * 4 + token % 4) * 2 + 1
 
-A tile of tokens may cross the borders of blocks, so any block size works. Tiles are powers of two;
-what lies beyond a row's live tokens, a group's heads or a head's numbers is masked. The softmax is
+A tile of tokens may cross the borders of blocks, so any block size works. Tiles are powers of two:
+what is beyond a row's live tokens, a group's heads or a head's numbers is masked. The softmax is
 FlashAttention's (Dao et al. 2022, algorithm 1) in base 2, and float32 whatever the pool holds.
 """
 
@@ -22,8 +22,8 @@ from pallas_kernels._compat import load
 
 MASKED = -1e30
 """The score of a masked key: finite, because -inf minus -inf would be NaN."""
-NO_TOP = MASKED / 2
-"""Largest score of no keys: so far above MASKED that masked keys weigh exactly 0 beside it."""
+LOWEST = MASKED / 2
+"""The largest score of no keys: so far above MASKED that masked keys weigh exactly 0 beside it."""
 NOWHERE = 2**30
 """The index that masked rows of a tile are stored at. Interpret mode stores a masked row's old
 value at its index, and so would undo what a live row stored there; beyond the array it stores
@@ -97,34 +97,33 @@ class Softmax(NamedTuple):
     """The online softmax of a tile of queries, in base 2; float32."""
 
     acc: Array  # [R, width] weighted sums of V
-    top: Array  # [R] largest scores so far, times log2(e)
-    total: Array  # [R] sums of weights, 2 ** (score - top)
+    max: Array  # [R] largest scores so far, times log2(e)
+    sum: Array  # [R] sums of weights, 2 ** (score - max)
 
     @classmethod
     def empty(cls, rows: int, width: int) -> Softmax:
-        """Of no keys."""
+        """The softmax of no keys."""
         return cls(
             jnp.zeros((rows, width), jnp.float32),
-            jnp.full((rows,), NO_TOP, jnp.float32),
+            jnp.full((rows,), LOWEST, jnp.float32),
             jnp.zeros((rows,), jnp.float32),
         )
 
     def normalised(self) -> Array:
-        """acc / total [R, width]; exactly 0 where no key was seen."""
+        """acc / sum [R, width]; exactly 0 where no key was seen."""
         return (
-            self.acc
-            * jnp.where(self.total > 0, 1 / jnp.where(self.total > 0, self.total, 1), 0)[:, None]
+            self.acc * jnp.where(self.sum > 0, 1 / jnp.where(self.sum > 0, self.sum, 1), 0)[:, None]
         )
 
     def log_sum_exp(self) -> Array:
         """Natural log-sum-exp of the scores [R]; -inf where no key was seen."""
-        return log_sum_exp(self.top, self.total)
+        return log_sum_exp(self.max, self.sum)
 
 
-def log_sum_exp(top: Array, total: Array) -> Array:
+def log_sum_exp(largest: Array, weight_sum: Array) -> Array:
     """The natural log-sum-exp of a softmax in base 2; -inf where no key was seen."""
-    log = jnp.log2(jnp.where(total > 0, total, 1))
-    return jnp.where(total > 0, (top + log) * (1 / LOG2_E), -jnp.inf)
+    log = jnp.log2(jnp.where(weight_sum > 0, weight_sum, 1))
+    return jnp.where(weight_sum > 0, (largest + log) * (1 / LOG2_E), -jnp.inf)
 
 
 def tile_rows(spec: Spec, tile: Array) -> tuple[Array, Array, Array, Array]:
@@ -172,21 +171,21 @@ def attend(
         if spec.soft_cap is not None:
             scores = jnp.tanh(scores * (1 / spec.soft_cap)) * spec.soft_cap
         scores = jnp.where(_seen(token, live, first, last), scores * LOG2_E, MASKED)
-        top = jnp.maximum(state.top, scores.max(axis=1))
-        weights = jnp.exp2(scores - top[:, None])
-        fade = jnp.exp2(state.top - top)
-        total = state.total * fade + weights.sum(axis=1)
+        largest = jnp.maximum(state.max, scores.max(axis=1))
+        weights = jnp.exp2(scores - largest[:, None])
+        rescale = jnp.exp2(state.max - largest)
+        weight_sum = state.sum * rescale + weights.sum(axis=1)
         if pool.v_scales is not None:
             weights *= load(pool.v_scales.at[pool_row], mask=live, other=0.0)[None, :]
         added = _product(weights.astype(v.dtype), v, 0)
-        return Softmax(state.acc * fade[:, None] + added, top, total)
+        return Softmax(state.acc * rescale[:, None] + added, largest, weight_sum)
 
     num_tiles = lax.div(jnp.maximum(end - start, 0) + (spec.block_k - 1), jnp.int32(spec.block_k))
     return lax.fori_loop(jnp.int32(0), num_tiles, add_tile, Softmax.empty(q.shape[0], spec.width))
 
 
 def power_of_two(number: int) -> int:
-    """The smallest power of two that is at least `number` and a tile."""
+    """The smallest power of two that is at least `number` and SMALLEST_TILE."""
     return max(SMALLEST_TILE, 1 << (number - 1).bit_length())
 
 
@@ -230,7 +229,7 @@ def _load_rows(ref: Any, spec: Spec, rows: Array, live: Array, dtype: jnp.dtype)
 def _product(a: Array, b: Array, contracted: int) -> Array:
     """a [R, X] times b over b's axis `contracted`, in float32.
 
-    Float32 is multiplied exactly only if asked for: a GPU would use TF32.
+    Float32 is multiplied exactly: by default a GPU would use TF32.
     """
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     dimensions = (((1,), (contracted,)), ((), ()))

@@ -1,4 +1,4 @@
-"""How large a kernel's tiles are and how many parts it has: the only place that knows cards.
+"""How large a kernel's tiles are and how many parts a row has: the only place that knows cards.
 
 The numbers were chosen from what the compiler reports (registers, spills, shared memory), not by
 timing on a card; a kernel is right with any of them.
@@ -26,7 +26,7 @@ class Tuning:
     """Shape of one kernel's programs. Tiles are powers of two of at least 16."""
 
     block_k: int
-    """Tokens of K and V that one turn of the loop reads."""
+    """Tokens of K and V that one iteration of the loop reads."""
     query_rows: int
     """Rows of a query tile, one for each query and head; fewer where a call can't fill them."""
     partition_tokens: int
@@ -36,7 +36,7 @@ class Tuning:
     num_warps: int
     """Groups of 32 threads that run a program."""
     num_stages: int
-    """Turns of the loop whose reads are under way at once."""
+    """Iterations of the loop whose reads are in flight at once."""
 
 
 _SHAPES: dict[tuple[str, str, str], tuple[int, int, int, int]] = {
@@ -81,7 +81,7 @@ def choose(
     kv_dtype: str | None = None,
 ) -> Tuning:
     """The tuning for queries of `dtype` over a pool of `kv_dtype` (None: the same)."""
-    del group  # compiled alike: a group only changes how many tiles there are
+    del group  # a group changes only how many tiles there are, not their size
     block_k, query_rows, num_warps, num_stages = next(
         _SHAPES[kind, sizes, arch]
         for sizes in _sizes(dtype, kv_dtype or dtype, head_dim)
@@ -113,7 +113,7 @@ def _sizes(dtype: str, kv_dtype: str, head_dim: int) -> Iterator[str]:
 def num_partitions(
     *, programs: int, capacity_tokens: int, tuning: Tuning, num_multiprocessors: int
 ) -> int:
-    """Into how many parts a row of `capacity_tokens` is cut.
+    """How many parts a row of `capacity_tokens` tokens is cut into.
 
     `programs`: how many programs there are with one part a row. Enough parts for two programs a
     multiprocessor, so that one long row fills the card too; no part under partition_tokens or over

@@ -18,10 +18,10 @@ def merge_partials(outs: Sequence[Array], lses: Sequence[Array]) -> tuple[Array,
     query saw nothing has lse -inf, and its out may be anything but NaN. Where no set has anything,
     the result is 0 and -inf. (FlashAttention's rescaling, Dao et al. 2022, section 3.1.)
     """
-    top = lses[0]
+    largest = lses[0]
     for lse in lses[1:]:
-        top = jnp.maximum(top, lse)
-    floor = jnp.where(top > -jnp.inf, top, 0)  # -inf minus -inf would be NaN
+        largest = jnp.maximum(largest, lse)
+    floor = jnp.where(largest > -jnp.inf, largest, 0)  # -inf minus -inf would be NaN
     weights = [jnp.exp(lse - floor) for lse in lses]
     total = sum(weights[1:], weights[0])
     pairs = zip(outs, weights, strict=True)

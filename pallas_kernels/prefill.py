@@ -45,8 +45,8 @@ def paged_prefill_attention(
 
     q [T, N, H]: row b's queries are q[query_starts[b]:query_starts[b + 1]], its last tokens, whose
     K and V are in the pool already. query_starts int32 [B + 1], not decreasing, from 0; a row of
-    one query is a decode row, a row of none is legal, and what lies beyond the last entry is
-    padding, whose result is exactly 0. The rest is as in `paged_decode_attention`.
+    one query is a decode row, a row of none is allowed, and tokens beyond the last entry are
+    padding: their result is exactly 0. The rest is as in `paged_decode_attention`.
     """
     pool = KVPool(k_pool, v_pool, k_scales, v_scales)
     scoring = Scoring(scale, sliding_window, soft_cap)
@@ -65,7 +65,7 @@ def paged_prefill_attention(
 
 
 class _Tiles(NamedTuple):
-    """Which queries each program takes. The padding is a row of its own, row B."""
+    """Which queries each program takes. The padding tokens are a row of their own, row B."""
 
     row: Array  # [tiles] the tile's row; B + 1: the tile is not used
     first: Array  # [tiles] the tile's first query, counted in its row
@@ -108,14 +108,14 @@ def _prefill(
 
 
 def _cut(context_lens: Array, query_starts: Array, num_tokens: int, tile: int) -> _Tiles:
-    """Cuts each row's queries into tiles of `tile`, of which there are as many as T may need."""
+    """Cuts each row's queries into tiles of `tile`; as many tiles as T could ever need."""
     num_rows = context_lens.shape[0]
     starts = jnp.concatenate([query_starts, jnp.full((1,), num_tokens, jnp.int32)])
     lengths = jnp.concatenate([context_lens, jnp.zeros((1,), jnp.int32)])
     tiles = -(-jnp.diff(starts) // tile)
     ends = jnp.cumsum(tiles, dtype=jnp.int32)
     index = jnp.arange(num_tokens // tile + num_rows + 1, dtype=jnp.int32)
-    # Compared with all rows at once: a search would be a loop, which no CUDA graph takes.
+    # Compared with all rows at once: a search would be a loop, which a CUDA graph can't hold.
     row = jnp.sum(index[:, None] >= ends[None, :], axis=1, dtype=jnp.int32)
     own = jnp.minimum(row, num_rows)
     return _Tiles(row, (index - (ends - tiles)[own]) * tile, starts, lengths)
@@ -130,7 +130,7 @@ def _attend_tile(q: Any, *refs: Any, spec: Spec) -> None:
     """
     tile_row, tile_first, starts, lengths, tables, *pool, out, lse = refs
     tile = pl.num_programs(1) - 1 - pl.program_id(1)
-    num_rows = lengths.shape[0] - 1  # without padding's
+    num_rows = lengths.shape[0] - 1  # without the row of padding
     is_tile = tile_row[tile] <= num_rows
     row = jnp.minimum(tile_row[tile], num_rows)
     num_queries = starts[row + 1] - starts[row]

@@ -1,6 +1,6 @@
-"""The oracles: each public function once more in plain float32 jnp, as short as can be, for tests.
+"""The oracles: each public function again in plain float32 jnp, as short as can be, for tests.
 
-They take what the kernels take, but for tunings and `interpret`, read whole tables, and are
+They take the same arguments, except tunings and `interpret`, read whole tables, and are
 differentiable in the queries.
 """
 
@@ -157,16 +157,16 @@ def write_kv(
 
 def _softmax(scores: Array, seen: Array) -> tuple[Array, Array]:
     """(weights [T, N, M * S], natural log-sum-exp [T, N]); 0 and -inf where nothing is seen."""
-    top = jnp.max(scores, axis=-1, where=seen, initial=-1e30)
-    weights = jnp.where(seen, jnp.exp(scores - top[..., None]), 0)
+    largest = jnp.max(scores, axis=-1, where=seen, initial=-1e30)
+    weights = jnp.where(seen, jnp.exp(scores - largest[..., None]), 0)
     total = weights.sum(-1)
     divisor = jnp.where(total > 0, total, 1)
-    lse = jnp.where(total > 0, top + jnp.log(divisor), -jnp.inf)
+    lse = jnp.where(total > 0, largest + jnp.log(divisor), -jnp.inf)
     return weights / divisor[..., None], lse
 
 
 def _rows(pool: Array, scales: Array | None, tables: Array) -> Array:
-    """What each row's table names: float32 [B, M * S, K, H]."""
+    """K or V of the blocks in each row's table: float32 [B, M * S, K, H]."""
     num_rows = tables.shape[0]
     stored = pool.at[tables].get(mode="clip").reshape(num_rows, -1, *pool.shape[2:])
     if scales is None:

@@ -1,7 +1,7 @@
 """Writes K and V of one step into the pool, and turns numbers into 8 bits and back.
 
-The write is XLA's own scatter: told that all slots differ it needs no atomics, and with a donated
-pool it happens in place. Quantised pools keep one float32 scale a token and KV head, so a token is
+The write is XLA's own scatter: as all slots differ it needs no atomics, and with a donated pool it
+happens in place. Quantised pools keep one float32 scale a token and KV head, so a token is
 written without touching its neighbours.
 """
 
@@ -62,7 +62,7 @@ def write_kv(
 
 @own_constants()
 def quantize(x: Array, dtype: jnp.dtype | str) -> tuple[Array, Array]:
-    """(x in 8 bits [..., H], float32 scales [...]), one scale a head: x is about their product.
+    """(x in 8 bits [..., H], float32 scales [...]), one scale a head: their product is about x.
 
     dtype is int8 or float8_e4m3fn; ValueError for any other.
     """

@@ -29,7 +29,7 @@ PLAIN: Backend = Xla()
 
 
 def as_backend(given: str | Backend, *, shares_prefixes: bool = True) -> Backend:
-    """The backend of that name; one of the caller's own as it is.
+    """The backend of that name; a Backend is returned as it is.
 
     Raises ConfigError for another name, and for kernels that were not built.
     """
@@ -43,7 +43,7 @@ def as_backend(given: str | Backend, *, shares_prefixes: bool = True) -> Backend
 
 
 def default_backend(platform: str) -> tuple[str, str]:
-    """(the fastest backend for a platform as JAX names it, what keeps a better one away or "")."""
+    """(the fastest backend for a platform as JAX names it, why a faster one is missing or "")."""
     if platform == "gpu":
         return "pallas", ""
     if platform == "cpu":

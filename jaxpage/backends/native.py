@@ -16,16 +16,16 @@ from jaxpage.weights import Quantized, Weight
 
 @dataclass(frozen=True)
 class Native(Xla):
-    """Kernels for what they read; float16, quantised weights and soft caps are XLA's."""
+    """The kernels where they apply; float16, quantised weights and soft caps go to plain XLA."""
 
     @property
     def reads_groups(self) -> bool:
-        """The kernel finds leading blocks that rows share in their tables."""
+        """False: the kernel itself finds in the tables which leading blocks rows share."""
         return False
 
     @property
     def pays_for_padding(self) -> bool:
-        """The products take longer with every row, and their programs compile in a second."""
+        """True: products take longer with every row, and the programs compile in about a second."""
         return True
 
     def linear(
@@ -42,11 +42,11 @@ class Native(Xla):
         return native.rms_norm(x, scale, eps=eps).astype(x.dtype)
 
     def swiglu(self, x: Array) -> Array:
-        """In float32 inside."""
+        """Computed in float32, returned in x's dtype."""
         return native.swiglu(x).astype(x.dtype)
 
     def rope_qkv(self, qkv: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
-        """XLA would compute the cosines again in every layer."""
+        """One kernel; in plain XLA the cosines would be computed again in every layer."""
         q, k, v = (each.astype(qkv.dtype) for each in native.rope_qkv(qkv, cos, sin))
         return q, k, v
 
@@ -61,7 +61,7 @@ class Native(Xla):
         spec: AttentionSpec,
     ) -> tuple[Array, LayerKV]:
         """A token's result is the same to the bit in any batch and however its row was cut into
-        steps. Mixed steps are taken whole."""
+        steps. Mixed steps are not split."""
         if spec.soft_cap is not None or layer_kv.k.dtype == jnp.float16:
             return super().attention(q, k, v, layer_kv, step, spec=spec)
         out, k_pool, v_pool = native.paged_attention(

@@ -18,7 +18,7 @@ from pallas_kernels.shared_prefix import shared_prefix_decode_attention
 
 @dataclass(frozen=True)
 class Pallas(Xla):
-    """XLA's operations around the kernels."""
+    """The attention kernels; all other operations are plain XLA."""
 
     def attention(
         self,

@@ -15,7 +15,7 @@ from jaxpage.device.types import LayerKV, StepInput
 
 @dataclass(frozen=True)
 class Reference(Xla):
-    """XLA's operations around the plain attention."""
+    """The oracle's attention; all other operations are plain XLA."""
 
     @property
     def reads_groups(self) -> bool:

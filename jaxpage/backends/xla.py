@@ -17,7 +17,7 @@ from jaxpage.device.types import LayerKV, StepInput
 from jaxpage.weights import Weight, dense
 
 MAX_PINNED_TOKENS = 32
-"""Most rows for which the pinned product is the faster one on a CPU.
+"""Most rows for which the pinned product (weights as left operand) is faster on a CPU.
 
 All products of SmolLM2-135M in one step, float32, jax 0.10.2, two threads, elapsed ms, on two
 machines whose large float32 products reach 134 and 290 GFLOP/s:
@@ -35,7 +35,7 @@ form takes less processor time too: 243 against 294 ms at 128 rows, 796 against 
 
 @dataclass(frozen=True)
 class Xla:
-    """The operations of `jaxpage.device.ops.Backend`, which says what each must give."""
+    """The operations of `jaxpage.device.ops.Backend`, which states what each must return."""
 
     shares_prefixes: bool = True
 
@@ -50,7 +50,7 @@ class Xla:
     def linear(
         self, x: Array, w: Weight, bias: Array | None = None, *, dtype: jnp.dtype | None = None
     ) -> Array:
-        """float32 is exact float32 on every device: GPUs would take TF32 without being told."""
+        """float32 stays exact float32 on every device: by default a GPU would take TF32."""
         matrix = dense(w).reshape(-1, w.shape[-1])
         if x.shape[0] <= MAX_PINNED_TOKENS:
             pinned, plain = _pinned_product(dtype), _plain_product(dtype)
@@ -120,7 +120,7 @@ def _plain_product(dtype: jnp.dtype | None) -> Callable[[Array, Array], Array]:
 
 
 def _pinned_product(dtype: jnp.dtype | None) -> Callable[[Array, Array], Array]:
-    """The weights as the left operand, where the barrier keeps them: see MAX_PINNED_TOKENS."""
+    """The weights as the left operand; the barrier keeps them there. See MAX_PINNED_TOKENS."""
 
     def product(x: Array, w: Array) -> Array:
         y = lax.dot_general(

@@ -80,7 +80,7 @@ def block_svg(history: Seq[BlockMap]) -> str:
 
 def _look(block: MappedBlock, request_of: Mapping[int, str], colours: Mapping[str, str]) -> Look:
     if block.kind == "owned":
-        # sequences that have ended but for the reading of a step are of no request
+        # a sequence that has ended but waits for a step to be read has no request
         owners = sorted({request_of[i] for i in block.seq_ids if i in request_of})
         if not owners:
             return HELD, "held", False
@@ -91,7 +91,7 @@ def _look(block: MappedBlock, request_of: Mapping[int, str], colours: Mapping[st
 
 
 def _colour(place: int) -> str:
-    """Neighbours get far hues."""
+    """A colour for each place; neighbours get hues far apart."""
     red, green, blue = colorsys.hls_to_rgb(place * GOLDEN % 1, 0.6, 0.65)
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
 

@@ -65,7 +65,7 @@ def jobs_from_file(
 ) -> list[Job]:
     """Jobs of a prompt file, one a line that isn't blank; a bad line is a job with an error.
 
-    What may be read, and how it is told apart, stands at `read_prompt_lines`. Raises ConfigError
+    `read_prompt_lines` says which files may be read and how they are told apart. Raises ConfigError
     when it can't be read.
     """
     is_jsonl, lines = read_prompt_lines(name)

@@ -1,7 +1,7 @@
 """A file or a pipe of prompts as lines of text, and whether each of them is a JSON object.
 
 Bytes become text before anything is made of them: what a file holds shows in its characters, and
-shells write UTF-16 and byte order marks. Knows nothing of what a line asks for.
+shells write UTF-16 and byte order marks. Knows nothing of the fields of a line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxpage.errors import ConfigError, RequestError
 
 MOST_PIPED_BYTES = 256 << 20
 """Most that is read of what has no size, such as a pipe or a device."""
-_MARKS = (  # that of UTF-32 begins with that of UTF-16
+_MARKS = (  # in this order: the mark of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -48,8 +48,8 @@ class PromptLines(NamedTuple):
 
 
 def read_prompt_lines(name: str) -> PromptLines:
-    """The lines of `--prompts NAME`: `.jsonl`, `.txt`, or what tells itself apart, as a pipe or
-    `-` for standard input: that is JSONL where it begins with a brace.
+    """The lines of `--prompts NAME`: a `.jsonl` or `.txt` file, or any other, a pipe or `-` for
+    standard input; these are JSONL if they begin with a brace.
 
     Raises ConfigError when it can't be read.
     """

@@ -19,7 +19,7 @@ class OutputError(OSError):
 
 
 class Output:
-    """The file that results go to. Its failures are told apart from those of anything else."""
+    """The file that results go to. Its failures are OutputErrors, unlike any others."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -80,7 +80,7 @@ class JsonlWriter:
 
 
 class TextWriter:
-    """The texts alone; with several requests, each under a line that names its prompt."""
+    """The texts alone; of several requests, each under a line with its prompt."""
 
     def __init__(self, file: Output, *, with_headers: bool) -> None:
         self._file = file

@@ -35,11 +35,11 @@ def prefill_input(
 ) -> StepInput:
     """A step that feeds several tokens a row; each row's last token gets its logits (R == B).
 
-    `starts` are the tokens of each row that the cache already holds (none); `adapters` is that of
-    each row (none). The next three pad T, B and M, so that steps of different sizes share a
-    program. `draws` are the (row, token of the row) that get logits instead, tokens counted as
-    Python does: (1, -1) is the last of row 1. A row's whole context counts as its prompt. Raises
-    ConfigError when lists disagree in length or do not fit.
+    `starts`: how many tokens of each row the cache holds already (default 0). `num_tokens`,
+    `num_rows` and `table_width` pad T, B and M, so that steps of different sizes share a program.
+    `adapters`: the adapter of each row (default none). `draws`: the (row, token of the row) that
+    get logits instead; a token is counted as Python does, (1, -1) is the last of row 1. A row's
+    whole context counts as its prompt. ConfigError when lists disagree in length or do not fit.
     """
     starts = [0] * len(token_lists) if starts is None else starts
     _check_lengths(token_lists=token_lists, block_tables=block_tables, starts=starts)
@@ -64,7 +64,7 @@ def prefill_input(
         step.logit_index[draw] = _token_of(row, offset, lengths, step.query_starts)
     live = np.repeat(np.arange(len(lengths)), lengths)
     _fill_rows(step, live, block_tables, block_size)
-    # one token a row and no padding: the form that is made for such rows serves
+    # one token a row and no padding: that is a decode step
     is_decode = tokens == rows and all(length == 1 for length in lengths)
     return put(replace(step, num_single=rows if is_decode else 0))
 
@@ -82,9 +82,9 @@ def decode_input(
 ) -> StepInput:
     """A step that feeds one token a row, at its 0-based position; every row gets its logits.
 
-    `prompt_lens` matters to dynamic rope scaling only (the whole context). `num_rows` and
-    `table_width` pad B and M; `adapters` is that of each row (none). Raises ConfigError when lists
-    disagree in length or do not fit.
+    `prompt_lens` (default: the whole context) matters to dynamic rope scaling only. `num_rows` and
+    `table_width` pad B and M. `adapters`: the adapter of each row (default none).
+    Raises ConfigError when lists disagree in length or do not fit.
     """
     _check_lengths(tokens=tokens, positions=positions, block_tables=block_tables)
     if prompt_lens is not None:

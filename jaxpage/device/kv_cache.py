@@ -1,6 +1,6 @@
 """The KV pool on the device: making it, writing one step into it, copying blocks inside it.
 
-It knows arrays and slots only: who owns a block is the host's business.
+It knows arrays and slots only: which sequence a block belongs to is the host's business.
 
     num_blocks 3, block_size 4    block   0 (null)   1          2          3
     P = 4                         slots   0 .. 3     4 .. 7     8 .. 11    12 .. 15
@@ -54,8 +54,8 @@ def write_kv(
 ) -> LayerKV:
     """The layer with each token's K and V at its slot; slots >= P * S are dropped.
 
-    Slots must differ from each other, padding's too: then the scatter needs no atomics on a
-    GPU, and with a donated cache it happens in place.
+    All slots must differ, those of padding too: then the scatter needs no atomics on a GPU, and
+    with a donated cache it happens in place.
     """
     return LayerKV(
         k=_scatter(layer_kv.k, k, slots), v=_scatter(layer_kv.v, v, slots), scales=layer_kv.scales
@@ -93,7 +93,7 @@ def gather_blocks(cache: KVCache, ids: Int[Array, "C"]) -> Float[Array, "C L 2 S
 def scatter_blocks(
     cache: KVCache, blocks: Float[Array, "C L 2 S K H"], ids: Int[Array, "C"]
 ) -> KVCache:
-    """The pool with `blocks` as its blocks `ids`: distinct; padding's are >= P and dropped."""
+    """The pool with `blocks` written at `ids`, all distinct; ids >= P are padding and dropped."""
     return tuple(
         LayerKV(
             k=_set_rows(layer.k, ids, blocks[:, index, 0]),

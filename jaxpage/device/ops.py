@@ -22,18 +22,18 @@ from jaxpage.weights import Leaf, Weight
 class Backend(Protocol):
     """The operations that differ by machine. Frozen and hashable: it is static under `jax.jit`.
 
-    Arrays are [T, ...], a token a row. `jaxpage.backends.xla.Xla` has a form of each operation
-    that runs everywhere; a backend of one's own extends it and replaces what it does better.
+    Arrays are [T, ...], one row a token. `jaxpage.backends.xla.Xla` has a form of each operation
+    that runs everywhere; a new backend extends it and replaces what it does better.
     """
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether leading blocks that rows have in common are read once."""
+        """Whether leading blocks that several rows share are read once."""
         ...
 
     @property
     def reads_groups(self) -> bool:
-        """Whether the step must name those rows; else the backend finds them, or reads them all."""
+        """Whether the step must name those rows; if not, the backend finds them or does without."""
         ...
 
     @property
@@ -59,11 +59,12 @@ class Backend(Protocol):
         ...
 
     def rope(self, x: Array, cos: Array, sin: Array) -> Array:
-        """x [T, heads, H], each pair (i, i + H / 2) turned by its token's angle i of [T, H / 2]."""
+        """x [T, heads, H] with each pair (i, i + H / 2) rotated by its token's angle i; cos, sin
+        [T, H / 2]."""
         ...
 
     def rope_qkv(self, qkv: Array, cos: Array, sin: Array) -> tuple[Array, Array, Array]:
-        """(q [T, N, H], k [T, K, H], v [T, K, H]) of qkv [T, K, G + 2, H], q and k turned."""
+        """(q [T, N, H], k [T, K, H], v [T, K, H]) of qkv [T, K, G + 2, H], q and k rotated."""
         ...
 
     def attention(
@@ -78,12 +79,12 @@ class Backend(Protocol):
     ) -> tuple[Array, LayerKV]:
         """(attention of q [T, N, H], the layer with k and v [T, K, H] stored first).
 
-        What it must give is stated in `jaxpage.device.attention`.
+        `jaxpage.device.attention` states what it must give.
         """
         ...
 
     def argmax_logsumexp(self, logits: Array) -> tuple[Array, Array]:
-        """Of rows [R, V]: (int32 [R] first largest entry, float32 [R] log of the sum of exp)."""
+        """Of logits [R, V]: (int32 [R] first largest entry, float32 [R] log of the sum of exp)."""
         ...
 
 
@@ -101,7 +102,7 @@ class Ops:
     """One forward pass: its step, its backend, and the adapters of its rows."""
 
     step: StepInput
-    adapters: Any  # of the layer at hand, as `Adapters` has them; None: none
+    adapters: Any  # those of this layer, as in `Adapters`; None: none
     adapter_of: Leaf  # [T] int32, the adapter of each token's row; None where there are none
     backend: Backend = field(metadata={"static": True})
 
@@ -110,12 +111,12 @@ class Ops:
         """The operations of a whole model; without step.adapters, no row has an adapter."""
         if adapters is None or step.adapters is None:
             return cls(step, None, None, backend)
-        # padding's row is beyond the last one, whose adapter then counts for nothing
+        # padding tokens are of row B; clipped, they take the last row's adapter, which is harmless
         adapter_of = step.adapters.at[step.row_of_tokens()].get(mode="clip")
         return cls(step, dict(adapters), adapter_of, backend)
 
     def layer(self, name: str) -> Ops:
-        """The same for one layer: what its matrices are told apart by is their name alone."""
+        """The same for one layer, in which a matrix is known by its own name."""
         return self if self.adapters is None else replace(self, adapters=self.adapters.get(name))
 
     def linear(

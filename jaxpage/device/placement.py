@@ -1,7 +1,7 @@
 """Where arrays live: the one owner of transfers to devices, and of what lowering is told of them.
 
-One device, or a mesh over whose axes parameters and pool are cut by rules; everything else is
-whole on every device of it.
+One device, or a mesh: its axes cut the parameters and the pool by rules; everything else is whole
+on every device.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Rules = tuple[tuple[str, PartitionSpec], ...]
 
 
 def put(tree: Any) -> Any:
-    """The tree's arrays on JAX's default device, in one transfer; those that lie there stay."""
+    """The tree's arrays on JAX's default device, in one transfer; those already there stay."""
     return jax.device_put(tree)
 
 
@@ -55,7 +55,7 @@ class Placement:
         return self.device if self.mesh is None else self.mesh.devices.flat[0]
 
     def terms(self) -> AbstractContextManager[None]:
-        """What programs for it are traced under."""
+        """The settings of JAX that its programs are traced under."""
         return engine_terms(self.first_device)
 
     def put(self, tree: Any) -> Any:
@@ -63,9 +63,9 @@ class Placement:
         return jax.device_put(tree, self.device if self.mesh is None else self._whole)
 
     def put_params(self, tree: Any) -> Any:
-        """Parameters as the rules cut them; those that lie so already stay.
+        """Parameters cut by the rules; those already placed so stay.
 
-        On a CPU they are moved into large memory pages, behind what is computed meanwhile.
+        On a CPU they are moved into large memory pages, while other work goes on.
         """
         if self.mesh is not None:
             return jax.tree.map_with_path(self._put_param, tree)
@@ -74,7 +74,7 @@ class Placement:
         return placed
 
     def put_pool(self, make: Callable[[], Any]) -> Any:
-        """A pool that `make` returns the zeros of; on a mesh each device makes its own part."""
+        """The pool of zeros that `make` returns; on a mesh each device makes its own part."""
         if self.mesh is None:
             with self.terms():
                 pool = self.put(make())

@@ -1,7 +1,7 @@
-"""The programs of one step, as pure functions: a forward pass, draws, the prompt's scores.
+"""The programs of one step, as pure functions: a forward pass, draws, prompt log-probabilities.
 
-They are apart so that the sampler's variants add to the number of programs instead of multiplying
-it. `jaxpage.functional` puts them together for callers without an engine.
+They are separate so that the sampler's variants add to the number of programs instead of
+multiplying it. `jaxpage.functional` puts them together for callers without an engine.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def draw(
     num_top: int = 0,
     num_token_ids: int | None = None,
 ) -> StepOutput:
-    """The next token of each draw; of `params` only what `model.head` names is read.
+    """The next token of each draw; reads only those `params` that `model.head` names.
 
     `num_token_ids`: ids from there on are padding, never drawn.
     """
@@ -99,9 +99,9 @@ def draw(
 
 @own_constants()
 def pack_draws(output: StepOutput, size: int) -> Int[Array, "3 R0"]:
-    """Token ids, and as bits their log-probabilities and raw ones, padded to one length.
+    """Rows of token ids, and of the bits of their log-probabilities and raw ones, padded to `size`.
 
-    A small array for all that the host reads of most steps; the next one is fed its first row.
+    This small array is all that the host reads of most steps; its first row feeds the next step.
     """
     logprobs = (output.logprobs, output.raw_logprobs)
     bits = (lax.bitcast_convert_type(values, jnp.int32) for values in logprobs)
@@ -121,7 +121,7 @@ def prompt_logprobs(
     slice_rows: int = 64,
     num_token_ids: int | None = None,
 ) -> tuple[Float[Array, "T"], Int[Array, "T J"], Float[Array, "T J"]]:
-    """Raw log-probability of target t after token t, and the best ids with theirs.
+    """Raw log-probability of target t after token t, and the most likely ids with theirs.
 
     Logits exist for `slice_rows` tokens at a time, never [T, V]. Entries whose target is padding
     (0) mean nothing.
@@ -131,7 +131,7 @@ def prompt_logprobs(
     hidden = jnp.pad(hidden, ((0, extra), (0, 0))).reshape(-1, slice_rows, hidden.shape[1])
     targets = jnp.pad(targets, (0, extra)).reshape(-1, slice_rows)
 
-    def score(part: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+    def evaluate(part: tuple[Array, Array]) -> tuple[Array, Array, Array]:
         hidden, targets = part
         logits = model.apply({"params": params}, hidden, backend, method="logits")[
             :, :num_token_ids
@@ -140,7 +140,7 @@ def prompt_logprobs(
         best, ids = lax.top_k(logprobs, min(num_top, logprobs.shape[1]))
         return jnp.take_along_axis(logprobs, targets[:, None], axis=1)[:, 0], ids, best
 
-    logprobs, ids, best = lax.map(score, (hidden, targets))
+    logprobs, ids, best = lax.map(evaluate, (hidden, targets))
     return (
         logprobs.reshape(-1)[:num_tokens],
         ids.reshape(-1, ids.shape[-1])[:num_tokens],

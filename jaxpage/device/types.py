@@ -67,7 +67,7 @@ class StepInput:
     logit_index: Leaf  # [R] index into T of the token whose logits a draw reads; 0 for padding
     group_rows: Leaf = None  # [G, B] the rows of each group of a decode step, then B; None: none
     prefix_lens: Leaf = None  # [G] tokens, whole blocks, that a group shares; 0 for padding
-    adapters: Leaf = None  # [B] the adapter of each row, 0: none; None: no row has one
+    adapters: Leaf = None  # [B] the adapter of each row, 0: none; None: no row has any
     num_single: int = field(default=0, kw_only=True, metadata={"static": True})
 
     @property
@@ -101,8 +101,8 @@ class DrawInput:
 class SamplingInput:
     """Settings of the draws, one row each; padding rows are greedy with everything off.
 
-    Settings are arrays, so no value of theirs compiles anything: only which states are None, and
-    the shapes of the others, does.
+    Settings are arrays, so no value compiles a new program: only which states are None, and the
+    shapes of the others, do.
     """
 
     temperature: Leaf  # [R] float32; under MIN_TEMPERATURE, 0 too, is greedy
@@ -111,7 +111,7 @@ class SamplingInput:
     min_p: Leaf  # [R] float32, 0 = off; padding 0
     seed_words: Leaf  # [R, 2] uint32, high and low half of the 64-bit seed; padding 0
     sample_index: Leaf  # [R] int32; padding 0
-    processed_logprobs: Leaf  # [R] bool, logprobs of the drawn-from distribution, not the raw one
+    processed_logprobs: Leaf  # [R] bool: logprobs of the distribution drawn from, not the raw one
     states: tuple[Any, ...] = ()  # one a stage of the sampler, [R, ...]; None: no draw asks for it
 
 
@@ -218,13 +218,13 @@ class StepShape:
 
 
 def pack(step: StepInput) -> np.ndarray:
-    """A NumPy StepInput as one fresh int32 vector: one transfer instead of nine and more."""
+    """A NumPy StepInput as one fresh int32 vector: one transfer instead of one a field."""
     names = StepShape.of(step).fields()
     return np.concatenate([np.ravel(getattr(step, name)) for name in names], dtype=np.int32)
 
 
 def unpack(vector: Array | np.ndarray, shape: StepShape) -> StepInput:
-    """The StepInput that was packed, inside a jit; of a NumPy vector: views that write into it."""
+    """The StepInput that was packed, inside a jit; from a NumPy vector, views into that vector."""
     assert vector.shape == (shape.packed_size,), (vector.shape, shape)
     parts: dict[str, Any] = {}
     start = 0

@@ -1,7 +1,7 @@
-"""Arrays under `jax.shard_map`: what varies over the axes of its mesh, and what is made to.
+"""Arrays under `jax.shard_map`: which mesh axes they vary over, and how to make them vary.
 
 `shard_map` checks that a loop's state and the branches of a condition keep the axes they vary over.
-Fresh zeros vary over none, so what they are to hold gives them its own.
+Fresh zeros vary over no axis, so they are given the axes of what they will hold.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Tree = TypeVar("Tree")
 
 
 def vary_alike(tree: Tree, *others: Any) -> Tree:
-    """The tree with each leaf varying over every axis over which any leaf of it or others does."""
+    """The tree, each leaf varying over every axis that any leaf of the tree or `others` does."""
     wanted = _axes((tree, *others))
     if not wanted:
         return tree

@@ -19,7 +19,7 @@ from jaxpage.outputs import TokenLogprob
 
 
 class Template(NamedTuple):
-    """Where steps of one shape are written, over and over."""
+    """The vector that every step of one shape is written into, and copied from."""
 
     vector: np.ndarray
     step: StepInput
@@ -60,7 +60,7 @@ class StepInputBuilder:
             self._fill_prefill(step, plan.rows[count:], first=shape.num_single)
             read = _tokens_read(plan, shape, step.query_starts)
             step.logit_index[: len(read)] = read
-        if len(self._tables) > 4 * max(16, len(plan.rows)):  # most sequences have gone
+        if len(self._tables) > 4 * max(16, len(plan.rows)):  # most of these sequences have ended
             self._tables = {row.seq_id: self._tables[row.seq_id] for row in plan.rows}
         return vector.copy(), shape
 
@@ -132,8 +132,8 @@ class StepInputBuilder:
 def draw_entries(plan: StepPlan, shape: StepShape, num_draws: int) -> np.ndarray | None:
     """[num_draws] int32: the entry of `logit_index` that each draw reads.
 
-    None where draw i reads entry i and nothing needs to be spread. Rows have their entries in
-    turn, one for each token of theirs that is read:
+    None where draw i reads entry i and nothing needs to be spread. Each row has, in order, one
+    entry for each of its tokens that is read:
 
         row 0  draws at -1, -1      row 1  none      row 2  draws at 0, 1
         logit_index                 row 0 last, row 1 last, row 2 first, row 2 second
@@ -163,7 +163,7 @@ def _tokens_read(plan: StepPlan, shape: StepShape, query_starts: np.ndarray) -> 
 
 
 def prompt_targets(plan: StepPlan, shape: StepShape) -> np.ndarray | None:
-    """[T] int32: the id whose log-probability each token's logits are asked for, 0 elsewhere."""
+    """[T] int32: the id whose log-probability is wanted from each token's logits, 0: none."""
     if not any(row.prompt_targets for row in plan.rows):
         return None
     targets = np.zeros(shape.num_tokens, np.int32)
@@ -177,18 +177,19 @@ def to_result(
     shape: StepShape,
     drawn: np.ndarray | None,
     top: tuple[np.ndarray, np.ndarray] | None,
-    scored: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
+    prompt_logprobs: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
 ) -> StepResult:
-    """The host twin of a fetched StepOutput, real draws only; `drawn` is as `pack_draws` makes it,
-    `top` ids and the bits of log-probabilities.
+    """The host's form of a fetched step, real draws only.
 
-    Without `drawn` nothing was, as in a step that holds only beginnings of prompts.
+    `drawn` [3, R0] is as `pack_draws` makes it; None: no row drew, as in a step that holds only
+    beginnings of prompts. `top`: ids and the bits of log-probabilities, both [R, J].
+    `prompt_logprobs`: log-probabilities [T], and the best ids and theirs, both [T, J].
     """
     draws = plan.draws
-    prompt_logprobs = () if scored is None else _scored_prompts(plan, shape, scored)
+    of_rows = () if prompt_logprobs is None else _prompt_logprobs(plan, shape, prompt_logprobs)
     if drawn is None:
         assert not draws, f"{len(draws)} draws without an output"
-        return StepResult(plan.step_id, [], [], [], (), prompt_logprobs)
+        return StepResult(plan.step_id, [], [], [], (), of_rows)
     count = len(draws)
     pairs: tuple[tuple[tuple[int, float], ...], ...] = ((),) * count
     if top is not None:
@@ -202,7 +203,7 @@ def to_result(
         logprobs=logprobs,
         raw_logprobs=raw_logprobs,
         top=pairs,
-        prompt_logprobs=prompt_logprobs,
+        prompt_logprobs=of_rows,
     )
 
 
@@ -229,10 +230,10 @@ def _target_spans(plan: StepPlan, shape: StepShape) -> Iterable[tuple[PlannedRow
             yield row, slice(first, first + len(row.prompt_targets))
 
 
-def _scored_prompts(
-    plan: StepPlan, shape: StepShape, scored: tuple[np.ndarray, np.ndarray, np.ndarray]
+def _prompt_logprobs(
+    plan: StepPlan, shape: StepShape, fetched: tuple[np.ndarray, np.ndarray, np.ndarray]
 ) -> tuple[tuple[TokenLogprob, ...], ...]:
-    logprobs, top_ids, top_logprobs = (array.tolist() for array in scored)
+    logprobs, top_ids, top_logprobs = (array.tolist() for array in fetched)
     entries: dict[int, tuple[TokenLogprob, ...]] = {}
     for row, span in _target_spans(plan, shape):
         count = row.num_prompt_logprobs

@@ -1,8 +1,9 @@
 """JAX's persistent compilation cache, on by default in the user's cache directory.
 
-JAX writes an entry in place and never again: one that a full disk or a kill cut short would warn
-and compile anew at every start. So entries that were not there before are read through, and what
-is cut short is removed. Without a place to write to there is no cache, and one line that says so.
+JAX writes an entry in place and never again: an entry that a full disk or a kill cut short would
+cost a warning and a compilation at every start. So entries that are new since the last start are
+read through, and removed if cut short. Without a place to write to there is no cache, and one line
+says so.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def _read(record: Path) -> Seen:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a compressed entry ends where it should; of another format than we know: yes."""
+    """Whether a compressed entry ends where it should; True for a format that is not known here."""
     with path.open("rb") as file:
         start = file.read(4)
         file.seek(0)
@@ -101,7 +102,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _is_whole_zstd(data: bytes) -> bool:
-    """Walks the blocks of one frame (RFC 8878, 3.1.1); what is in them is not looked at."""
+    """Walks the blocks of one frame (RFC 8878, 3.1.1); their content is not read."""
     if len(data) < 6:
         return False
     descriptor = data[4]
@@ -120,5 +121,5 @@ def _is_whole_zstd(data: bytes) -> bool:
 
 @cache
 def _say(message: str) -> None:
-    """Once."""
+    """Logs a warning, each message once."""
     logger.warning(message)

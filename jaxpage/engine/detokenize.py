@@ -17,9 +17,9 @@ _REPLACEMENT = "\ufffd"
 class Detokenizer:
     """One sequence's text. The end token is not handed to it when its text is not wanted.
 
-    `stop`: strings that end the text; the one that begins first wins, of two at the same place
-    the one listed first (vLLM takes the first listed that is anywhere in the new text).
-    `min_tokens`: a stop string that ends within the text of so many first tokens is only text.
+    `stop`: strings that end the text; the one that begins first wins, and of two that begin at the
+    same place the one listed first (vLLM takes the first listed that is anywhere in the new text).
+    `min_tokens`: a stop string that ends within the text of this many first tokens does not count.
     `prompt_token_ids`: with them the text continues the prompt's, so a sentencepiece text keeps
     the space at its start; without, it equals `decode(token_ids)`.
     """
@@ -59,7 +59,7 @@ class Detokenizer:
         return None
 
     def finish(self) -> str | None:
-        """Shows what was held, as no id follows; returns a stop string that only this completed."""
+        """Shows what was held, as no id follows; returns a stop string that this completed."""
         if self._matcher.found is None and not self._is_finished:
             self._take(self._stream.pending, "")
             self.text += self._matcher.release()
@@ -67,7 +67,7 @@ class Detokenizer:
         return self._matcher.found
 
     def _take(self, certain: str, pending: str) -> str | None:
-        # Half a character is pending as U+FFFD, which no stop string shall match.
+        # Half a character is pending as U+FFFD, which no stop string may match.
         likely = "" if _REPLACEMENT in pending else pending
         if self.num_tokens <= self._min_tokens:
             self.text += self._matcher.pass_over(certain, likely)
@@ -115,7 +115,7 @@ class StopMatcher:
         return shown
 
     def pass_over(self, text: str, likely: str = "") -> str:
-        """As `feed`, but a stop string that ends in this text is only text."""
+        """As `feed`, but a stop string that ends in this text does not count."""
         self._held += text
         self._passed_over = len(self._held) + len(likely)
         return self._let_through()

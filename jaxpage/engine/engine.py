@@ -2,12 +2,12 @@
 
 The one thing it reports back is a stop string, which only text can show.
 
-What requests have been told is the truth, and is all that is ever needed. Where something was
-raised out of the middle of the work, whatever it was, the next call drops the books and the steps
-in flight and goes on from there:
+The tokens that requests have been given are the truth, and all that is needed to go on. When
+anything is raised in the middle of the work, the next call drops the scheduler's state and the
+steps in flight, and goes on from those tokens:
 
-    told        "a": b c d      "e": f g         kept, with the news that are not taken in yet
-    books       queues, tables, cached prefixes  new: every request is prefilled again
+    told        "a": b c d      "e": f g         kept, with the updates not taken in yet
+    state       queues, tables, cached prefixes  new: every request is prefilled again
     in flight   steps 7 and 8                    dropped: the same tokens are drawn again
 """
 
@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from jaxpage.engine.faults import Retried, StepFault, Whole
-from jaxpage.engine.leaving import new_gate
+from jaxpage.engine.leaving import new_exit_lock
 from jaxpage.engine.requests import RequestFactory
 from jaxpage.engine.tracking import LiveCompletion, LiveRequest, Told
 from jaxpage.errors import RequestError
@@ -38,9 +38,9 @@ class Device(Protocol):
     """What the engine asks of the device side; a Runner, or a stub in tests and simulations."""
 
     def dispatch(self, plan: StepPlan) -> Any:
-        """Starts a step. Where it raised, the same plan may come again.
+        """Starts a step. After an error the same plan may come again.
 
-        Raises StepFault where the plan can't be run and others can, or the pool was lost.
+        Raises StepFault when this plan can't be run but others can, or when the pool was lost.
         """
         ...
 
@@ -69,15 +69,15 @@ class LLMEngine:
         self.requests = requests
         self._depth = depth
         self._undispatched: StepPlan | None = None
-        """A plan that dispatching failed for: the scheduler's books hold it as run."""
+        """A plan that was not dispatched; the scheduler's state counts it as run."""
         self._in_flight: deque[tuple[StepPlan, Any]] = deque()
         self._live: dict[str, LiveRequest] = {}
         self._changed: dict[str, LiveRequest] = {}
-        """Those with news that no step has returned."""
+        """Requests with news that no step has returned yet."""
         self._told: dict[str, tuple[Told, ...]] = {}
-        """How far `updates` has told of each."""
-        self.gate = new_gate()
-        """Held while foreign code may run: device, tokenizer. A process ends beside it alone."""
+        """How much of each request `updates` has returned."""
+        self.exit_lock = new_exit_lock()
+        """Held while foreign code (device, tokenizer) may run: the process ends when it is free."""
         self._whole = Whole()
         self._retried = Retried(self._whole)
         self.block_history: list[BlockMap] | None = None
@@ -116,7 +116,7 @@ class LLMEngine:
         Raises RequestError for a wrong prompt or setting, CapacityError for a prompt that can
         never fit, ConfigError for a feature that is not there yet. Nothing else is touched.
         """
-        with self.gate:
+        with self.exit_lock:
             request = self.requests.build(
                 request_id,
                 prompt,
@@ -130,23 +130,23 @@ class LLMEngine:
     def step(self, *, only_finished: bool = False) -> list[RequestOutput]:
         """Runs one step; returns a snapshot of every request that has news.
 
-        `only_finished`: of those that have finished with it, which is all that some callers want.
-        One that was interrupted, while a program was compiled or a result waited for, is taken up
-        where it was; anywhere else, or after an error, every request goes on from the tokens it
-        has. One that can't be run fails alone, with an error; an error of no request is raised.
+        `only_finished`: only of the requests that this step has finished.
+        A step interrupted while a program is compiled or a result is awaited goes on where it was;
+        after any other interrupt or error, every request goes on from the tokens it has. A request
+        that can't be run fails alone, with `error` set; an error of no request's is raised.
         """
-        with self.gate, self._stepping:
+        with self.exit_lock, self._stepping:
             self._run_step()
             outputs = self._snapshots(only_finished)
         self._changed = {}
         return outputs
 
     def updates(self) -> list[Update]:
-        """As `step`, but returns what is new alone: each token is told once, not copied ever again.
+        """As `step`, but returns only what is new: each token once, not all so far every time.
 
-        A request is told of by `step` or by this, not by both.
+        Read a request by `step` or by this, not by both.
         """
-        with self.gate, self._stepping:
+        with self.exit_lock, self._stepping:
             self._run_step()
             news: list[Update] = []
             told = dict(self._told)
@@ -162,44 +162,44 @@ class LLMEngine:
 
     def abort(self, request_id: str) -> bool:
         """Ends a request now; its last snapshot comes with the next step. False: unknown id."""
-        self._settle()
+        self._rebuild_if_broken()
         with self._whole:
             return self._scheduler.abort(request_id)
 
     def drop(self, request_ids: Iterable[str]) -> None:
-        """Forgets requests without a word. Runs nothing and waits for nothing; may be done again.
+        """Forgets requests, without an output. Runs nothing, waits for nothing; may be repeated.
 
         The others go on. With the last one the steps in flight are forgotten too.
         """
-        needs_new_books, self._whole.is_broken = self._whole.is_broken, True
+        needs_new_state, self._whole.is_broken = self._whole.is_broken, True
         for request_id in request_ids:
             self._changed.pop(request_id, None)
             self._told.pop(request_id, None)
-            if self._live.pop(request_id, None) is not None and not needs_new_books:
+            if self._live.pop(request_id, None) is not None and not needs_new_state:
                 self._scheduler.drop(request_id)
-        if not self._live and not needs_new_books:
-            needs_new_books = self._unsent is not None  # the old ones hold that plan as run
+        if not self._live and not needs_new_state:
+            needs_new_state = self._unsent is not None  # the old counts it as run
             self._undispatched = None
             self._in_flight.clear()
             self._scheduler.drop_unread()
             self._scheduler.news.clear()
-        self._whole.is_broken = needs_new_books
-        self._settle()
+        self._whole.is_broken = needs_new_state
+        self._rebuild_if_broken()
 
     def reset_prefix_cache(self) -> None:
         """Forgets every cached prompt: nothing computed so far is shared with what comes."""
-        self._settle()
+        self._rebuild_if_broken()
         with self._whole:
             self._scheduler.reset_prefix_cache()
 
     def block_map(self) -> BlockMap:
-        """Who owns which block of the pool now."""
-        self._settle()
+        """Which sequences have which blocks of the pool now."""
+        self._rebuild_if_broken()
         return self._scheduler.block_map()
 
     def stats(self, *, num_compilations: int = 0) -> EngineStats:
         """The counters so far."""
-        self._settle()
+        self._rebuild_if_broken()
         scheduler, host = self._scheduler, self._scheduler.counters
         seconds = self._stepping.seconds
         return EngineStats(
@@ -225,8 +225,8 @@ class LLMEngine:
 
     def _add(self, request: Request, text: str | None) -> None:
         request_id = request.request_id
-        self._settle()
-        # also one that has ended and whose end is not told yet
+        self._rebuild_if_broken()
+        # also a request that has ended, until its end is returned
         if request_id in self._live or request_id in self._changed:
             raise RequestError(
                 f"got request id {request_id!r} again, wanted one that is not running; step until "
@@ -275,7 +275,7 @@ class LLMEngine:
 
     def _run_step(self) -> None:
         """Runs one step and takes its news in."""
-        self._settle()
+        self._rebuild_if_broken()
         try:
             self._advance()
         except StepFault as fault:
@@ -301,9 +301,10 @@ class LLMEngine:
         return outputs
 
     def _take_news(self) -> list[tuple[SequenceUpdate, str | None]]:
-        """Takes in all there is; returns what ended a text, with the stop string or None: failed.
+        """Takes all news in; returns the updates that end a text, each with its stop string.
 
-        News are there until they are taken in, and may be taken in again.
+        None in place of a stop string: the tokenizer failed. An update stays in the scheduler's
+        news until it is taken in; after an interrupt it may be taken in a second time.
         """
         news = self._scheduler.news
         ended: list[tuple[SequenceUpdate, str | None]] = []
@@ -338,21 +339,21 @@ class LLMEngine:
             news.popleft()
 
     def _fail(self, fault: StepFault) -> None:
-        """Ends the requests that a step can't be run for; the others begin anew."""
+        """Ends the requests that can't be run; the others are prefilled again."""
         self._whole.is_broken = True
         for request_id in self._scheduler.request_ids(fault.seq_ids):
             live = self._live[request_id]
             live.error = str(fault)
             self._changed[request_id] = live
-        self._settle()
+        self._rebuild_if_broken()
 
-    def _settle(self) -> None:
-        """Builds the books anew where what was done to them was broken off, whatever they say."""
+    def _rebuild_if_broken(self) -> None:
+        """Builds the scheduler's state anew when a change to it was broken off."""
         if not self._whole.is_broken:
             return
         self._in_flight.clear()
         self._undispatched = None
-        self._take_news()  # what has ended by it needs no place in the books
+        self._take_news()  # a request that has ended needs no place in the new state
         going_on = [live.resumed() for live in self._live.values() if not live.is_finished]
         self._scheduler.restart(going_on)
         self._whole.is_broken = False

@@ -1,8 +1,8 @@
-"""What an exception leaves behind: work cut off in the middle, and faults that are a request's own.
+"""What an exception leaves behind: work cut off in the middle, and faults of single requests.
 
-An interrupt may fall between any two instructions, an error out of any call. So nothing here tries
-to undo: work that must be gone through as a whole is marked while it is done, and the next call
-that finds a mark left builds anew what the work was about.
+An interrupt may come between any two instructions, an error from any call. So nothing here tries
+to undo: work that must be done as a whole is marked while it is done, and the next call that finds
+the mark builds the state anew.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 class StepFault(Exception):
     """A step that can't be run; what the pool held is lost.
 
-    `seq_ids`: sequences whose requests fail for it, with this text; none where none is to blame.
+    `seq_ids`: the sequences whose requests fail with this text; none if no request is to blame.
     """
 
     def __init__(self, text: str, seq_ids: Iterable[int] = ()) -> None:
@@ -38,9 +38,9 @@ class Whole:
 
 
 class Retried:
-    """`with Retried(whole):` work that an interrupt may break off: it is done again from its start.
+    """`with Retried(whole):` work that is done again from its start after an interrupt.
 
-    An error leaves the mark, as it may come again whenever this is tried.
+    An error leaves the mark, because trying again could raise it again.
     """
 
     __slots__ = ("_whole",)

@@ -36,7 +36,7 @@ from jaxpage.unsupported import check_available, comes_later
 
 
 class Call:
-    """A generator that runs requests, and their ids."""
+    """One call of the LLM that is in progress: the ids of its requests and its generator."""
 
     def __init__(self) -> None:
         self.request_ids: list[str] = []
@@ -45,13 +45,13 @@ class Call:
     def started(
         self, steps: Generator[RequestOutput, None, None]
     ) -> Generator[RequestOutput, None, None]:
-        """The generator, which this call is as long as."""
+        """The generator itself; the call is over when it is."""
         self._steps = weakref.ref(steps)
         return steps
 
     @property
     def is_over(self) -> bool:
-        """Whether the generator will never run again, so also where its clean-up was cut off."""
+        """Whether the generator will never run again, even if its clean-up was cut off."""
         steps = None if self._steps is None else self._steps()
         return steps is None or inspect.getgeneratorstate(steps) == inspect.GEN_CLOSED
 
@@ -165,18 +165,18 @@ class LLM:
     @property
     def engine(self) -> LLMEngine:
         """The engine under the calls; free for other use while none of them runs."""
-        self._settle()
+        self._drop_leftovers()
         return self._engine
 
     def stats(self) -> EngineStats:
         """The engine's counters so far."""
-        self._settle()
+        self._drop_leftovers()
         return self._engine.stats(num_compilations=len(self.runner.programs))
 
     def update_params(self, params: dict[str, Any]) -> None:
         """New weights of the same shapes, without a recompile; refused while requests run.
 
-        What the prefix cache holds was computed with the old ones, so it is dropped.
+        The prefix cache was computed with the old weights, so it is dropped.
         """
         self._check_idle()
         self._engine.reset_prefix_cache()  # first: with new weights, old prefixes are wrong
@@ -196,20 +196,20 @@ class LLM:
         return Score(sum(entry.logprob for entry in entries), entries)
 
     def block_map(self) -> BlockMap:
-        """Who owns which block of the pool now; `engine.block_history` keeps it step by step."""
-        self._settle()
+        """The blocks of each sequence now; `engine.block_history` keeps a map of each step."""
+        self._drop_leftovers()
         return self._engine.block_map()
 
     def reset_prefix_cache(self) -> None:
         """Forgets every cached prompt; requests that run go on."""
-        self._settle()
+        self._drop_leftovers()
         self._engine.reset_prefix_cache()
 
     def expect_requests(self, num_requests: int) -> None:
         """Starts compiling what that many waiting requests will need first."""
         if num_requests:
             tokens = self._engine.waiting_tokens
-            with self._engine.gate:
+            with self._engine.exit_lock:
                 self.runner.expect(num_requests=num_requests, prompt_tokens=tokens)
 
     def close(self) -> None:
@@ -217,24 +217,24 @@ class LLM:
         self.runner.close()
 
     def chat_prompt(self, messages: Seq[Message]) -> ChatPrompt:
-        """The whole prompt that the model's chat template makes of a conversation: special tokens
-        are written in it and none is added. As a part of another string it is plain text."""
+        """The whole prompt that the model's chat template makes of a conversation, with its special
+        tokens: encoding adds none. As part of another string it becomes plain text."""
         if self.tokenizer is None:
             raise RequestError("got messages and no tokenizer, wanted one; pass a tokenizer")
         from jaxpage.chat_template import render_chat
 
         return render_chat(messages, self.tokenizer)
 
-    def _settle(self) -> None:
-        """Forgets the requests of a call that was cut off so hard that it left them."""
+    def _drop_leftovers(self) -> None:
+        """Forgets the requests of a call that was cut off before it could drop them."""
         call = self._call
         if call is not None and call.is_over:
             self._leave(call)
 
     def _leave(self, call: Call) -> None:
-        """Leaves nothing of a call's requests; may be done again. What is finished is not touched.
+        """Drops a call's unfinished requests; may be done again.
 
-        Nothing is run or waited for, so whatever made the call end cannot stop this.
+        Runs nothing and waits for nothing, so whatever ended the call can't stop this.
         """
         self._engine.drop(call.request_ids)
         if self._call is call:
@@ -242,7 +242,7 @@ class LLM:
 
     def _check_idle(self) -> None:
         self.runner.check_open()
-        self._settle()
+        self._drop_leftovers()
         if self._engine.has_unfinished:
             raise ConfigError(
                 "got a new call while requests run, wanted an idle engine; finish or close the "
@@ -269,11 +269,11 @@ class LLM:
         sampling_params: Params | Seq[Params] | None,
         raise_on_error: bool,
     ) -> Generator[RequestOutput, None, None]:
-        """Each request once it is finished or has failed; an error stands for a prompt of none."""
+        """Yields each request once it has finished or failed; an error stands for a bad prompt."""
         self._check_idle()
         items = prompts()
         params = as_params(sampling_params, len(items))
-        for each in params:  # what is not there yet is refused before anything runs
+        for each in params:  # a feature of a later version is refused before anything runs
             check_available(each)
         failed: list[RequestOutput] = []
         self._call = call

@@ -1,9 +1,8 @@
 """Compiled programs by key: each is lowered and compiled once, then only called.
 
-An ahead-of-time program refuses any other shape or dtype, so nothing ever recompiles unseen.
-`expect` traces at once, in the caller's thread and so under what JAX is set to there (settings of
-JAX are a thread's own), and compiles in the background: XLA works outside the GIL, two programs at
-a time.
+A program compiled ahead of time refuses any other shape or dtype: nothing is recompiled unseen.
+`expect` traces at once, in the caller's thread, because JAX's settings belong to a thread. It
+compiles in the background, two programs at a time: XLA works outside the GIL.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Programs:
         return tuple(self._compiled)
 
     def expect(self, key: Hashable, name: str, lower: Lower) -> None:
-        """Starts compiling a program that will be wanted soon."""
+        """Starts compiling a program that will be needed soon."""
         if key not in self._compiled and key not in self._pending:
             self._submit(key, name, lower)
 

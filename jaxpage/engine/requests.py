@@ -77,8 +77,10 @@ class RequestFactory:
                 stop_token_ids=params.stop_token_ids,
                 ignore_eos=params.ignore_eos,
             )
-        drawn = self._seeds.getrandbits(64)  # drawn always: a seed shifts nobody else's stream
-        if params.stop:  # searched in the text, which there would be none of
+        drawn = self._seeds.getrandbits(
+            64
+        )  # always: a request's own seed must not shift the others'
+        if params.stop:  # without a tokenizer there is no text to find them in
             self._need_tokenizer("stop")
         request = Request(
             request_id=request_id,
@@ -110,7 +112,7 @@ class RequestFactory:
         )
 
     def encode_completion(self, completion: str | Seq[int]) -> tuple[int, ...]:
-        """The ids of what follows a prompt: of text without special tokens at its start."""
+        """The ids of what follows a prompt: for text, without special tokens at its start."""
         completion = plain(completion)
         if not isinstance(completion, str):
             return self.encode(completion)
@@ -125,7 +127,7 @@ class RequestFactory:
         prompt = plain(prompt)
         if isinstance(prompt, str):
             _check_text("a prompt", prompt)
-            # of a chat's prompt a caller's own tokenizer doesn't know
+            # a caller's own tokenizer knows nothing of ChatPrompt
             how = {"add_special_tokens": False} if isinstance(prompt, ChatPrompt) else {}
             ids = self._ids("a prompt of text", prompt, **how)
             if not ids:
@@ -159,7 +161,7 @@ class RequestFactory:
         return tuple(found)
 
     def _ids(self, what: str, text: str, **how: bool) -> tuple[int, ...]:
-        """A text's ids; RequestError for whatever the tokenizer raises, which may be anybody's."""
+        """A text's ids; RequestError for whatever the tokenizer raises, even a caller's own."""
         tokenizer = self._need_tokenizer(what)
         with answering(
             "a tokenizer that failed", wanted=f"ids for {what}", do="mend it or pass token ids"
@@ -184,7 +186,7 @@ class RequestFactory:
 def _ends(tokenizer: Tokenizer | None, config: ModelConfig, num_token_ids: int) -> frozenset[int]:
     """The ids that end a text by the config or the tokenizer, without those the model can't draw.
 
-    One past its embedding is warned of; a config is often that of another vocabulary.
+    Warns of an id past the embedding: a config may have been written for another vocabulary.
     """
     named = {*config.eos_token_ids, *(() if tokenizer is None else tokenizer.eos_token_ids)}
     beyond = sorted(token_id for token_id in named if token_id >= num_token_ids)
@@ -198,8 +200,8 @@ def _ends(tokenizer: Tokenizer | None, config: ModelConfig, num_token_ids: int) 
 
 
 def as_prompts(prompts: Prompt | Seq[Prompt]) -> list[Prompt | RequestError]:
-    """One prompt is a text or a list of ids, or an array of one axis; many are a list of those, or
-    an array of two. An error stands for an array among them that can't be read."""
+    """The prompts as a list. One is a text, a list of ids or an array of one axis; several are a
+    list of those or an array of two axes. An error stands for an array that can't be read."""
     prompts = plain(prompts)
     if isinstance(prompts, str):
         return [prompts]
@@ -236,7 +238,7 @@ def in_order(outputs: Iterable[RequestOutput]) -> list[RequestOutput]:
 
 
 def check_prompts(prompts: object) -> None:
-    """RequestError for what would be taken for prompts and is none, as another engine's mapping."""
+    """RequestError for what iterates like prompts but is none, such as another engine's mapping."""
     if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):
         raise RequestError(
             f"got prompts of type {type(prompts).__name__}, wanted text, token ids or a list of "
@@ -252,13 +254,13 @@ def _plain_or_error(prompt: object) -> Any:
 
 
 def _namespace(cache_salt: str | None, adapter: int) -> Namespace:
-    """What keeps a request's prefixes apart from those of others."""
+    """The namespace of a request's prefixes: only requests of the same one share blocks."""
     salt = () if cache_salt is None else (("salt", cache_salt),)
     return (*salt, ("adapter", str(adapter))) if adapter else salt
 
 
 def _check_labels(request_id: object, priority: object, cache_salt: object) -> None:
-    """What requests are kept and ordered by: a wrong one would upset the queue for everybody."""
+    """Checks what requests are kept and ordered by: a wrong type would break the queue for all."""
     if not isinstance(request_id, str):
         raise RequestError(f"got request_id={request_id!r}, wanted a string; change it")
     if not isinstance(priority, int) or isinstance(priority, bool):

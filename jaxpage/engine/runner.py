@@ -54,8 +54,8 @@ class Ticket:
     """As `pack_draws` makes it; None: no row of the step drew a token."""
     top: tuple[Array, Array] | None
     """Ids and log-probabilities, as bits, of the alternatives, where a draw asked for some."""
-    scored: tuple[Array, Array, Array] | None
-    """Prompt log-probabilities, where a row asked for them."""
+    prompt_logprobs: tuple[Array, Array, Array] | None
+    """As `step.prompt_logprobs` returns them, where a row asked for them."""
     latest: Array
     """[3, R0] int32, as `pack_draws` makes it, R0 the most draws of a step: what this step drew, or
     the last one that drew. It feeds the next step."""
@@ -72,11 +72,12 @@ class PoolState(NamedTuple):
 class Runner:
     """Runs plans on the device. One thread only; at most two steps in flight.
 
-    The pool is lost where something was raised between a program's taking it and its being kept:
-    the next `dispatch` finds out, makes a new one, and says so with a StepFault.
+    The pool is lost if something is raised after a program has taken it and before its result is
+    kept. The next `dispatch` then raises a StepFault, and the first plan made after that gets a new
+    pool.
 
-    Forward and draw take the leaves of what is a tree elsewhere: JAX walks every argument at every
-    call, and a list sooner than a tree.
+    The forward and draw programs take lists of leaves instead of trees: JAX walks every argument at
+    every call, and a list is faster.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Runner:
         leaves, self._cache_tree = jax.tree.flatten(pool)
         self._pool = PoolState(leaves)
         self._refused: StepPlan | None = None
-        """The plan that found the pool lost; any other is of books that know it."""
+        """The plan that found the pool lost; any other was made knowing it."""
         self._is_closed = False
         self._head_tree = jax.tree.structure({name: self.params[name] for name in model.head})
         self._adapters = self._placement.put(adapters)
@@ -135,9 +136,9 @@ class Runner:
     def dispatch(self, plan: StepPlan) -> Ticket:
         """Starts a step and returns without waiting for it.
 
-        Until it returns nothing has changed but the plan's own slots, which it would write again;
-        a plan that was dispatched already has its ticket. Raises StepFault for requests that can't
-        be run, and where the pool was lost.
+        Until it returns, nothing has changed but the plan's own slots, which a second try writes
+        again; a plan that was dispatched before gets its ticket. Raises StepFault for requests that
+        can't be run, and when the pool was lost.
         """
         self.check_open()
         if self._last is not None and self._last.plan is plan:
@@ -151,7 +152,7 @@ class Runner:
     def read(self, ticket: Ticket) -> StepResult:
         """Waits for a step and returns what it drew; StepFault where its memory ran out."""
         with self._blaming(ticket.plan):
-            arrays = jax.device_get((ticket.drawn, ticket.top, ticket.scored))
+            arrays = jax.device_get((ticket.drawn, ticket.top, ticket.prompt_logprobs))
             return to_result(ticket.plan, ticket.shape, *arrays)
 
     def expect(self, *, num_requests: int, prompt_tokens: int) -> None:
@@ -189,11 +190,11 @@ class Runner:
         self._drop_pool()
 
     def _take(self, params: dict[str, Any]) -> None:
-        """Weights on the engine's device: jax arrays as they are where they lie there already,
-        NumPy ones copied, since their owner may go on writing to them."""
+        """Puts the weights on the engine's device: jax arrays that are there already stay, NumPy
+        arrays are copied, since the caller may go on writing to them."""
         with self._placement.terms():
             params = jax.tree.map(_own, checked_params(params, self.config))
-        # once, not with every step; from the host's pinned memory too
+        # once, not with every step; also from pinned memory of the host
         self.params = self._placement.put_params(params)
         self._weights = jax.tree.leaves(self.params)
         self._head = jax.tree.leaves({name: self.params[name] for name in self._model.head})
@@ -218,8 +219,8 @@ class Runner:
             program = self._draw_program(draw_input, sampling, num_draws, num_top)
             drawn, top = program(self._head, draw_input, sampling)
         targets = prompt_targets(plan, shape)
-        scored = None if targets is None else self._score(hidden, targets)
-        return Ticket(plan, shape, drawn, top, scored, previous if drawn is None else drawn)
+        logprobs = None if targets is None else self._prompt_logprobs(hidden, targets)
+        return Ticket(plan, shape, drawn, top, logprobs, previous if drawn is None else drawn)
 
     def _move_blocks(self, plan: StepPlan) -> None:
         leaves, moved = self._pool
@@ -235,7 +236,7 @@ class Runner:
 
     @contextmanager
     def _blaming(self, plan: StepPlan) -> Iterator[None]:
-        """Turns what a plan's requests are to blame for into a StepFault that names them."""
+        """Turns an error that a plan's requests caused into a StepFault that names them."""
         try:
             yield
         except (jax.errors.JaxRuntimeError, MemoryError) as error:
@@ -260,7 +261,7 @@ class Runner:
             ) from error
 
     def _check_params(self, error: Exception) -> None:
-        """ConfigError where it is the weights that are gone: donated by a trainer, or deleted."""
+        """ConfigError if the weights are gone: donated by a trainer, or deleted."""
         if any(leaf.is_deleted() for leaf in self._weights):
             raise ConfigError(
                 "got params that have been donated or deleted since, wanted them to stay; call "
@@ -284,25 +285,27 @@ class Runner:
         return self._placement.put_pool(self._init_cache)
 
     def _renew_pool(self, plan: StepPlan) -> None:
-        """Makes a new pool for the first plan after the one that counts on the lost one."""
+        """Refuses the plan that counts on the lost pool; makes a new pool for the next plan."""
         if self._refused is None or self._refused is plan:
             self._refused = plan
             raise StepFault("got a pool that an interrupted step has lost")
-        self._drop_pool()  # the two are never there at once
+        self._drop_pool()  # before the new one is made: there may be no room for both
         self._pool = PoolState(jax.tree.leaves(self._new_pool()))
         self._refused = None
 
     def _drop_pool(self) -> None:
-        """Forgets all that steps have left on the device: what a failed one made fails again."""
+        """Deletes what steps have left on the device: arrays of a failed step only fail again."""
         for leaf in self._cache:
             leaf.delete()
         self._last = None
         self._mover.forget()
 
-    def _score(self, hidden: Array, targets: np.ndarray) -> tuple[Array, Array, Array]:
-        key = ("score", targets.size)
+    def _prompt_logprobs(self, hidden: Array, targets: np.ndarray) -> tuple[Array, Array, Array]:
+        key = ("prompt_logprobs", targets.size)
         program = self.programs.get(
-            key, f"prompt log-probabilities of {targets.size}", partial(self._lower_score, hidden)
+            key,
+            f"prompt log-probabilities of {targets.size}",
+            partial(self._lower_prompt_logprobs, hidden),
         )
         return program(self._head, hidden, self._placement.put(targets))
 
@@ -317,7 +320,7 @@ class Runner:
         return self.programs.get(key, f"sampling of {num_draws}", lower)
 
     def _spread_program(self, draw: DrawInput, num_draws: int) -> Any:
-        """Several draws of one row, or rows that draw nothing between."""
+        """The program that copies entries to draws: a row may have several draws, or none."""
 
         def lower() -> Lowered:
             index = self._placement.shape((num_draws,), jnp.int32)
@@ -360,14 +363,14 @@ class Runner:
                 num_top=num_top,
                 num_token_ids=self._num_token_ids,
             )
-            # as bits: -inf, what no alternative is left for, is no mistake for jax_debug_infs
+            # as bits: a -inf, where too few alternatives are left, would trip jax_debug_infs
             bits = lax.bitcast_convert_type(output.top_logprobs, jnp.int32)
             top = (output.top_ids, bits) if num_top else None
             return device_step.pack_draws(output, self._max_draws), top
 
         return jax.jit(run).lower(*self._placement.shapes((self._head, draw, sampling)))
 
-    def _lower_score(self, hidden: Array) -> Lowered:
+    def _lower_prompt_logprobs(self, hidden: Array) -> Lowered:
         def run(head: Leaves, hidden: Array, targets: Array) -> Any:
             return device_step.prompt_logprobs(
                 self._model,
@@ -385,12 +388,12 @@ class Runner:
 
 
 def _form(state: Any) -> tuple[tuple[int, ...], ...] | None:
-    """What of a stage's state a program is compiled for."""
+    """The shapes of a stage's state, which a program is compiled for; None: no draw asks for it."""
     return None if state is None else tuple(leaf.shape for leaf in jax.tree.leaves(state))
 
 
 def _own(leaf: Array | np.ndarray) -> Array | np.ndarray:
-    """JAX reads NumPy's memory later than it says, or for good."""
+    """A leaf whose memory is ours: JAX may read a NumPy array late, or go on using its memory."""
     return leaf if isinstance(leaf, Array) else np.array(leaf)
 
 

@@ -3,8 +3,8 @@
 Settings change only when the batch does, so they stay on the device until it does; what changes
 with every token (the histories of penalties and bad words) is sent only when a draw asks for it.
 
-What a draw may do to its logits is a `Stage` of the sampler: how settings become arrays, and what
-those do on the device. `STAGES` are those of SamplingParams; an engine may be given more.
+Each change that settings make to logits is a `Stage` of the sampler: how settings become arrays,
+and what those do on the device. `STAGES` are those of SamplingParams; an engine may be given more.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ MAX_STOP_IDS = 64
 MAX_BAD_WORDS = 64
 """Most token sequences of one request's bad_words; a word counts with and without a space."""
 MAX_BAD_WORD_TOKENS = 16
-"""Most tokens of one of them. Each of these bounds is an axis of every draw's arrays."""
+"""Most tokens of one word. Each of these four bounds the length of an axis of a batch's arrays."""
 SHORT_HISTORY_TOKENS = 512
-"""Most tokens of the shorter of two histories that samplers are compiled for: the longer is as
-long as the model, and most requests never get there."""
+"""Samplers are compiled for two lengths of history, this one and max_model_len: most requests never
+outgrow the shorter."""
 TOP_LADDER = Ladder((MAX_LOGPROBS, 64, 512))
 """Alternatives that samplers are compiled for: those of logprobs, and candidates of wide beams."""
 _MAX_INT32 = 2**31 - 1
 REMEMBERED_BATCHES = 4
-"""Batches whose settings stay on the device: decodes come back to theirs after a prefill."""
+"""Batches whose settings stay on the device, so that decode finds its own after a prefill."""
 
 
 class Limits(NamedTuple):
@@ -58,9 +58,9 @@ class Stage(NamedTuple):
     """One stage of the sampler."""
 
     pack: Callable[[tuple[Draw, ...], int, Limits], Any | None]
-    """Of the draws, padded to so many rows: a pytree of NumPy arrays [R, ...], what padding holds
-    changing nothing; None where no draw asks for the stage, which its settings alone decide. Fixed
-    shapes make few programs."""
+    """(draws, R, limits) to a pytree of NumPy arrays [R, ...], whose padding rows change nothing;
+    None where no draw asks for the stage, which its settings alone decide. Fixed shapes make few
+    programs."""
     apply: Apply
     """Traced: (logits [R, V], the packed state, DrawInput) to logits [R, V]."""
     changes: bool = False
@@ -68,10 +68,10 @@ class Stage(NamedTuple):
 
 
 class CachedSettings(NamedTuple):
-    """What stays the same of a batch's draws."""
+    """The settings of a batch that stay the same from step to step."""
 
     draws: tuple[Draw, ...]
-    """Those that asked for it first."""
+    """The draws that it was made for."""
     sampling: SamplingInput
     changing: tuple[int, ...]
     """The places of the stages that are packed for every step."""
@@ -94,7 +94,7 @@ class SamplingBuilder:
         self._put = placement.put
         self._stages = stages
         self._cached: dict[tuple[int, tuple[int, ...]], CachedSettings] = {}
-        """By rows and sequence ids."""
+        """By number of rows and sequence ids; the last used comes last."""
 
     def build(self, draws: tuple[Draw, ...], num_draws: int) -> tuple[SamplingInput, int]:
         """(the settings padded to `num_draws` rows, alternatives the program must return)."""
@@ -238,7 +238,7 @@ def check_fits(request: Request, vocab_size: int) -> None:
 def _same_settings(old: Draw, new: Draw) -> bool:
     """Whether two draws of one sequence id agree in all that stays from step to step.
 
-    They do as long as both come from one scheduler; the ids of a new one begin at 1 again.
+    They do if both come from one scheduler; a new one counts its sequence ids from 1 again.
     """
     return old is new or (
         (old.params is new.params or old.params == new.params)

@@ -1,4 +1,4 @@
-"""How many blocks the pool gets: what was asked for, or what fits."""
+"""How many blocks the pool gets: the number given, or what fits."""
 
 from __future__ import annotations
 

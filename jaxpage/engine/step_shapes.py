@@ -53,19 +53,21 @@ class StepShapes:
         )
 
     def decode(self, num_rows: int, *, with_groups: bool = False) -> StepShape:
-        """Of rows of one token each."""
+        """The shape of a step whose rows have one token each."""
         rows = self.decode_rows.fit(num_rows)
         groups = rows // 2 if with_groups and self.has_groups else 0
         return self._shape(rows, rows, rows, num_single=rows, num_groups=groups)
 
     def prefill(self, num_tokens: int) -> StepShape:
-        """Of packed rows."""
+        """The shape of a step of packed rows, `num_tokens` in all."""
         tokens = self.prefill_tokens.fit(num_tokens)
-        draws = self.decode_rows.fit(self.prefill_rows)  # so that decode's samplers serve
+        draws = self.decode_rows.fit(
+            self.prefill_rows
+        )  # so that the samplers of decode serve here too
         return self._shape(tokens, self.prefill_rows, draws, num_single=0)
 
     def mixed(self, num_single: int, num_packed_tokens: int) -> StepShape:
-        """Of rows of one token, then packed ones."""
+        """The shape of a step of rows of one token, then packed ones."""
         single = self.mixed_rows.fit(num_single)
         rows = single + self.prefill_rows
         tokens = single + self.prefill_tokens.fit(num_packed_tokens)
@@ -90,14 +92,14 @@ class StepShapes:
         return shape
 
     def num_draws(self, shape: StepShape, count: int) -> int:
-        """Rows of the sampler's program for so many draws of a step of this shape."""
+        """Rows R of the sampler's program for `count` draws of a step of this shape."""
         is_mixed = 0 < shape.num_single < shape.num_rows
         if count <= shape.num_draws and not is_mixed:
             return shape.num_draws
         return self.decode_rows.fit(count)
 
     def all_shapes(self) -> tuple[StepShape, ...]:
-        """Every forward program that can ever be asked for."""
+        """The shapes of all forward programs that there can ever be."""
         return (
             *(self.decode(rows) for rows in self.decode_rows.sizes),
             *(

@@ -1,8 +1,8 @@
 """Carries out a plan's block moves before its step: out to the host, in from it, copies.
 
-Three kinds of program, each on a short ladder of sizes. Blocks leave with one transfer for all that
-go in a step; it runs behind the steps that follow. The host waits for it only when the blocks are
-wanted back, or more are to leave.
+Three kinds of program (copy, gather, scatter), each for a short ladder of sizes. The blocks that
+leave in one step go in one transfer, which runs behind the steps that follow. The host waits for it
+only when the blocks are wanted back, or more are to leave.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BlockMover:
         self._host = HostPool(num_swap_blocks, shape, pool.dtype) if num_swap_blocks else None
 
     def prepare(self, moves: BlockMoves) -> None:
-        """Compiles what these moves need: afterwards nothing takes long or is interrupted."""
+        """Compiles what these moves need, so that an interrupt hardly ever falls into `apply`."""
         for kind, pairs in (("out", moves.swap_out), ("in", moves.swap_in), ("copy", moves.copies)):
             for part in _parts(pairs):
                 kinds = ("out", "in") if kind == "copy" and len(pairs) > len(part) else (kind,)
@@ -71,7 +71,7 @@ class BlockMover:
         if len(parts) == 1:
             ids = self._put((self._sources(parts[0]), self._destinations(parts[0])))
             return self._program("copy", ids[0].size)(cache, *ids)
-        # More than a program takes: all are read before any is written.
+        # More moves than one program takes: all are read before any is written.
         gathered = [self._gathered(cache, part) for part in parts]
         for part, blocks in zip(parts, gathered, strict=True):
             cache = self._scattered(cache, blocks, part)
@@ -136,20 +136,21 @@ class HostPool:
 
     def store(self, ids: Seq[int], blocks: Array) -> None:
         """Block i of `blocks` (more are padding) becomes host block `ids[i]`, when it arrives."""
-        self._settle()
+        self._keep_arrived()
         blocks.copy_to_host_async()
         self._arriving.append((list(ids), blocks))
 
     def load(self, ids: Seq[int], out: np.ndarray) -> None:
         """Writes these blocks into `out`."""
-        self._settle()
+        self._keep_arrived()
         out[:] = self._blocks[list(ids)]
 
     def forget(self) -> None:
-        """Gives up the blocks that are on their way, as where they will never arrive."""
+        """Gives up the blocks that are on their way: after a failed step they may never arrive."""
         self._arriving.clear()
 
-    def _settle(self) -> None:
+    def _keep_arrived(self) -> None:
+        """Waits for the blocks that are on their way, and stores them."""
         while self._arriving:
             ids, blocks = self._arriving[0]
             self._blocks[ids] = np.asarray(blocks)[: len(ids)]
@@ -157,6 +158,6 @@ class HostPool:
 
 
 def _parts(pairs: Pairs) -> Iterator[Pairs]:
-    """The moves in lots that a program takes."""
+    """The moves in parts that one program takes."""
     most = MOVES.sizes[-1]
     return (pairs[start : start + most] for start in range(0, len(pairs), most))

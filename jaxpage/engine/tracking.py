@@ -1,6 +1,7 @@
 """What the engine remembers of a live request: its text so far, its times, its completions.
 
-It is told as snapshots, each of which extends the one before, or as updates: what is new alone.
+The caller gets it as snapshots, each of which extends the one before, or as updates: only what is
+new.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from jaxpage.outputs import (
 
 
 class Told(NamedTuple):
-    """How far updates have told of a completion."""
+    """How much of a completion the updates so far have returned."""
 
     num_tokens: int = 0
     num_characters: int = 0
@@ -50,7 +51,7 @@ class LiveCompletion:
     def extend(self, update: SequenceUpdate, *, shows_end: bool) -> str | None:
         """Takes an update in; returns the stop string that its text completes, if any.
 
-        The same update may come again where it was broken off. After an end nothing is taken in.
+        An update that was broken off may come again. After the end nothing is taken in.
         """
         if self.before[0] is update:
             self._rewind()
@@ -79,7 +80,7 @@ class LiveCompletion:
         return found
 
     def _rewind(self) -> None:
-        """Undoes what the last update did, all of it or a part; before it there was no end."""
+        """Undoes the last update, even half done; the completion had not ended before it."""
         _, num_tokens, self.cumulative_logprob = self.before
         del self.token_ids[num_tokens:]
         del self.logprobs[num_tokens:]
@@ -94,11 +95,11 @@ class LiveCompletion:
 
     @property
     def told(self) -> Told:
-        """What updates have told once all there is has been told."""
+        """The mark that says that everything so far has been returned."""
         return Told(len(self.token_ids), len(self.text), self.finish_reason is not None)
 
     def update(self, request_id: str, index: int, told: Told, *, with_logprobs: bool) -> Update:
-        """What is new beside what has been told."""
+        """What is new since `told`."""
         return Update(
             request_id=request_id,
             index=index,
@@ -146,7 +147,7 @@ class LiveRequest:
 
     @property
     def shown(self) -> tuple[LiveCompletion, ...]:
-        """The completions a snapshot tells of: of best_of > n none before the choice is made."""
+        """The completions of a snapshot; with best_of > n, none before the choice is made."""
         params, done = self.request.params, self.completions
         if self.error is not None:
             return ()
@@ -170,7 +171,7 @@ class LiveRequest:
         return self.completions[update.sample_index].extend(update, shows_end=shows_end)
 
     def resumed(self) -> Resumed:
-        """What new books have to know of it."""
+        """What a new scheduler state has to know of it."""
         return Resumed(
             request=self.request,
             outputs=tuple(tuple(each.token_ids) for each in self.completions),
@@ -203,7 +204,7 @@ class LiveRequest:
         )
 
     def updates(self, told: Sequence[Told]) -> tuple[list[Update], tuple[Told, ...]]:
-        """(what is new, how far it then has been told) of a request told of so far."""
+        """(what is new since `told`, the marks after it), of each completion."""
         shown = self.shown
         before = tuple(told) or (Told(),) * len(shown)
         after = tuple(completion.told for completion in shown)

@@ -6,7 +6,7 @@ From a file to a model:
            -> assemble (rules) -> leaves
     locate -> converted (orbax_io) -> leaves
 
-`jaxpage.checkpoint` takes the leaves to the device, `convert` to a new directory. A form that is
-written too (ours, Hugging Face's) is written by the file that reads it. Nothing here knows a
-device, or where a new model is put.
+`jaxpage.checkpoint` takes the leaves to the device, `convert` to a new directory. A format
+that is written too (ours, Hugging Face's) is written by the file that reads it. Nothing here knows
+a device, or where a new model is put.
 """

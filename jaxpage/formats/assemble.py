@@ -55,7 +55,7 @@ def num_bytes(shapes: Iterable[tuple[int, ...]], dtype: DType) -> int:
 def check_leaves(
     found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], source: str
 ) -> None:
-    """CheckpointError for the first leaf that is missing, mis-shaped or surplus."""
+    """CheckpointError for the first leaf that is missing, surplus or of a wrong shape."""
     for path, shape in wanted.items():
         if path not in found:
             raise _missing(path, path, shape, source)
@@ -67,9 +67,9 @@ def check_leaves(
 
 
 def check_sizes(config: ModelConfig, shapes: Collection[tuple[int, ...]], source: str) -> None:
-    """CheckpointError where a config asks for more than its weights hold altogether.
+    """CheckpointError when a config asks for more than all its weights hold.
 
-    This comes before anything is made of the config's sizes, which may be any numbers.
+    Call it before anything is made of the config's sizes, which may be any numbers.
     """
     total = sum(math.prod(shape) for shape in shapes)
     sizes = {
@@ -202,9 +202,9 @@ def _warn_if_not_finite(leaf: NDArray[Any], names: str) -> None:
 
 
 def _fresh(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """New memory from a page border on, which JAX takes over uncopied on a CPU.
+    """A new array that starts at a memory page, so that JAX on a CPU uses it without a copy.
 
-    Large pages, where there are any, take a third off the time to fill a model's worth of it.
+    Large pages, where the system has them, take a third off the time to fill a whole model.
     """
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.empty(shape, dtype)

@@ -64,13 +64,13 @@ def read_own_config(directory: Path) -> ModelConfig:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest, or nothing where there is none: no arithmetic depends on it."""
+    """The manifest, empty if there is none: no arithmetic depends on it."""
     path = directory / MANIFEST_NAME
     return read_json(path, most=MOST_SETTINGS_BYTES) if path.exists() else {}
 
 
 def noted_warnings(directory: Path) -> list[str]:
-    """What a conversion noticed, to be told at each load."""
+    """The warnings of the conversion, to be repeated at each load."""
     noted = read_manifest(directory).get("warnings", [])
     if not isinstance(noted, list) or not all(isinstance(line, str) for line in noted):
         raise CheckpointError(
@@ -81,7 +81,7 @@ def noted_warnings(directory: Path) -> list[str]:
 
 
 def converted_leaves(path: Path, config: ModelConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """What a converted directory holds, in the config's dtype; CheckpointError if it doesn't."""
+    """Path -> shape and dtype of the leaves in a directory; CheckpointError if they don't fit."""
     shapes = leaf_shapes(config)
     found = {name: leaf.shape for name, leaf in stored_leaves(path / PARAMS_NAME).items()}
     check_leaves(found, shapes, str(path))

@@ -80,7 +80,7 @@ def _under(prefix: str, file: GgufFile) -> Fields:
 
 
 def _settings(fields: Fields, file: GgufFile, defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of ModelConfig that every decoder's file states."""
+    """The arguments of ModelConfig that the file of any decoder states."""
     hidden_size = fields.integer("embedding_length")
     num_heads = fields.integer("attention.head_count")
     size = fields.head_dim("attention.key_length", hidden_size, num_heads)
@@ -117,7 +117,7 @@ def _settings(fields: Fields, file: GgufFile, defaults: Mapping[str, Any]) -> di
 
 
 def _vocab_size(fields: Fields, file: GgufFile) -> int:
-    """Rows of the embedding: `vocab_size` may be missing, and may leave out padding rows."""
+    """Rows of the embedding: the key `vocab_size` may be missing, or not count padding rows."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         return fields.integer("vocab_size")
@@ -182,8 +182,8 @@ def _fit_llama3(
     """Solve for length and high_freq_factor from the divisors inside the ramp.
 
     On the ramp smooth = length / (high - low) / wavelength - low / (high - low), a straight line;
-    only ratios to low_freq_factor matter, so it is set to 1. One divisor leaves a choice: then
-    high_freq_factor is the usual one.
+    only ratios to low_freq_factor matter, so it is set to 1. A single divisor does not determine
+    both: then high_freq_factor is the usual one.
     """
     inside = np.flatnonzero((factors > 1.001) & (factors < factor * 0.999))
     if not len(inside):
@@ -204,5 +204,5 @@ def _fit_llama3(
 
 
 def _shortest(value: float) -> float:
-    """The shortest decimal that is this number in float32."""
+    """The number with the fewest decimal digits that is the same in float32."""
     return float(str(np.float32(value)))

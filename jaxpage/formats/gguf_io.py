@@ -28,11 +28,11 @@ from jaxpage.tokenizers.gguf_metadata import GGUF_MAGIC, GgufReader
 
 _MAX_DIMS = 8
 _MOST_ALIGNMENT = 2**16
-# Nine a layer and a few more, for more layers than a config may have.
+# A layer has nine tensors and a model a few more; no config may have more than MOST_LAYERS.
 _MOST_TENSORS = 10 * MOST_LAYERS
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _F32, _F16, _Q4_0, _Q4_1, _Q8_0, _BF16 = 0, 1, 2, 3, 8, 30
-# Blocks dequantised at once: 32 kB of output, so that every pass stays in the first caches.
+# Blocks dequantised at once; small, so that every pass stays in the CPU's fastest caches.
 _CHUNK_BLOCKS = 2048
 
 
@@ -42,10 +42,10 @@ class GgufFile:
 
     path: Path
     metadata: Mapping[str, Any]
-    """Read key by key, as they are looked up."""
+    """Each value is read when it is looked up."""
     tensors: dict[str, Tensor]
     stored_dtype: DType
-    """dtype of the embedding; float32 where it is quantised."""
+    """dtype of the embedding; float32 if it is quantised."""
 
 
 def is_gguf(path: Path) -> bool:

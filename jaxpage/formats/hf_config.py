@@ -1,8 +1,8 @@
 """Hugging Face `config.json` <-> ModelConfig.
 
-Every key is used, checked, known to be harmless, or refused: a key that nobody has looked at may
-change the arithmetic. What every decoder has is read here; further keys, and the defaults of absent
-ones, are those of the family's layout.
+Every key is used, checked, known to be harmless, or refused: an unknown key may change the
+arithmetic. What every decoder has is read here; further keys, and the defaults of absent ones, are
+in the family's layout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _USED = words(
     "rope_theta rope_scaling rope_parameters tie_word_embeddings attention_bias mlp_bias "
     "bos_token_id eos_token_id torch_dtype dtype"
 )
-# Key -> values under which it changes nothing, and what it would ask for otherwise.
+# Key -> the values with which it changes nothing, and why any other is refused.
 _CHECKED: dict[str, tuple[tuple[Any, ...], str]] = {
     "hidden_act": (("silu", "swish", None), "other activations are not implemented"),
     "partial_rotary_factor": ((1, 1.0, None), "partial rotary embeddings are not implemented"),
@@ -85,7 +85,7 @@ def parse_hf_config(values: dict[str, Any], generation: dict[str, Any], source: 
 
 
 def hf_layout(config: ModelConfig) -> Layout:
-    """How Hugging Face's files store the config's family; CheckpointError where they don't."""
+    """How Hugging Face's files store the config's family; CheckpointError if they can't."""
     family = family_of(config)
     if "huggingface" not in family.layouts:
         raise CheckpointError(
@@ -163,7 +163,7 @@ def _settings(fields: Fields, stops: Fields, defaults: Mapping[str, Any]) -> dic
     """The arguments of ModelConfig that every decoder's config.json states."""
     num_heads, hidden_size = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     theta, scaling, max_positions = _rope(fields, defaults)
-    # Transformers ends at generation_config's alone; chat models state one end here, one there.
+    # transformers uses only generation_config's; some chat models name another end in each file.
     eos = stops.token_ids("eos_token_id")
     eos += fields.token_ids("eos_token_id", None if eos else defaults.get("eos_token_id"))
     return {
@@ -194,7 +194,7 @@ def _settings(fields: Fields, stops: Fields, defaults: Mapping[str, Any]) -> dic
 def _rope(fields: Fields, defaults: Mapping[str, Any]) -> tuple[float, RopeScaling | None, int]:
     """(theta, scaling, longest length): `linear` and `dynamic` files state the unstretched length.
 
-    As in vLLM the stretched length is then factor times as long; transformers leaves it open.
+    The stretched length is then factor times as long, as in vLLM; transformers states none.
     """
     positions = fields.positions("max_position_embeddings", defaults.get("max_position_embeddings"))
     raw = fields.values.get("rope_parameters") or fields.values.get("rope_scaling") or {}

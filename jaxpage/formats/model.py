@@ -1,4 +1,4 @@
-"""Any model that can be read, as one thing: a config, leaf shapes and a way to go through leaves.
+"""Any model that can be read, as one value: a config, leaf shapes and an iterator of leaves.
 
 Source formats and converted directories look alike from here on.
 """
@@ -33,7 +33,7 @@ class StoredModel:
     files: tuple[Path, ...]
     """The weight files of a source format; empty for a converted directory."""
     leaves: LeafReader
-    """Every leaf in turn, cast to a dtype."""
+    """dtype -> an iterator of (path, array), each leaf cast to it."""
     gguf_metadata: Mapping[str, Any] | None = None
 
     def num_bytes(self, dtype: DType) -> int:
@@ -42,7 +42,7 @@ class StoredModel:
 
 
 def open_model(path: Path) -> StoredModel:
-    """Read headers and configs; CheckpointError for what is missing, surplus or mis-shaped."""
+    """Read headers and configs; CheckpointError for tensors missing, surplus or mis-shaped."""
     if detect(path) == "converted":
         return _open_converted(path)
     source = open_source(path)

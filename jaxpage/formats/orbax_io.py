@@ -1,8 +1,7 @@
 """Our parameter tree as an Orbax checkpoint: written leaf by leaf, read whole or by the leaf.
 
 Orbax's partial saves append to one checkpoint, so that a model never has to be in memory at once.
-Knows paths and shapes; the config and the other files of a converted directory are not its
-business.
+Knows paths and shapes; not the config, nor the other files of a converted directory.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from jaxpage.errors import CheckpointError, JaxpageError
 from jaxpage.formats.tree import flatten, nest
 from jaxpage.reading import MOST_JSON_BYTES, reading, reason
 
-# A save or a read costs tens of milliseconds however small it is, and its bytes in memory.
+# Each save or read costs tens of milliseconds, however small, and memory for its bytes.
 _BATCH_BYTES = 16 * 2**20
-# Weights hardly compress, and ours aren't: arrays of more than so many times their files are none.
+# Weights hardly compress: arrays this many times larger than their files are not a model's.
 _MOST_PACKING = 100
 _DATA = "d"
-"""The directories of arrays' bytes; beside them are lists of what there is."""
+"""The name of directories with the bytes of arrays; beside them are lists of the arrays."""
 Sized = TypeVar("Sized", jax.ShapeDtypeStruct, NDArray[Any])
 
 
@@ -72,8 +71,8 @@ def read_leaves(
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     """The leaves of `wanted` one after another, cast to its dtypes.
 
-    They come whole, however they were laid out over devices when saved. Through NumPy this takes
-    less time and less than a third of the memory of Orbax's own way to a device.
+    Each is whole, however it was cut over devices when saved. Reading into NumPy takes less time
+    and less than a third of the memory of Orbax's own way to a device.
     """
     from orbax.checkpoint import v1 as ocp
 
@@ -89,13 +88,13 @@ def read_leaves(
 
 
 def _bytes_on_disk(directory: Path) -> int:
-    """Bytes of the files of a checkpoint, which Orbax opens without looking what they are."""
+    """Bytes of the files of a checkpoint; ValueError for one that Orbax must not open."""
     total = 0
     for path in directory.rglob("*"):
         if not path.is_dir() and not path.is_file():
             raise ValueError(f"{path.name} in it is no regular file")
         size = path.stat().st_size
-        # Orbax reads these whole, and TensorStore ends the process where it finds no memory.
+        # Orbax reads these whole, and TensorStore ends the process when memory runs out.
         if path.is_file() and path.parent.name != _DATA and size > MOST_JSON_BYTES:
             raise ValueError(f"{path.name} in it has {size} bytes")
         total += size
@@ -103,7 +102,7 @@ def _bytes_on_disk(directory: Path) -> int:
 
 
 def _address(directory: Path) -> str:
-    """Orbax reads no relative path: it warns, and hands back None for the metadata."""
+    """The absolute path: for a relative one Orbax warns, and returns None as metadata."""
     return str(directory.absolute())
 
 
@@ -133,8 +132,8 @@ def _written(directory: Path) -> Iterator[None]:
 def _hushed() -> Iterator[None]:
     """Keeps Orbax from logging what it raises too.
 
-    After a failure parts that it gave up still report, from threads that aren't ours and when
-    Python collects them; so what silences those reports then stays.
+    After a failure, tasks that Orbax gave up still report, from its own threads and when Python
+    collects them; so after a failure the filters stay.
     """
     orbax, asyncio = logging.getLogger("absl"), logging.getLogger("asyncio")
     level, hook = orbax.level, sys.unraisablehook
@@ -156,7 +155,7 @@ def _is_of_interest(record: logging.LogRecord) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Quiet:
-    """A hook for errors that nobody can catch, which passes over those of a loop that is gone."""
+    """An unraisable hook that ignores errors of an event loop that is closed."""
 
     hook: Callable[[Any], Any]
 

@@ -21,19 +21,19 @@ from jaxpage.formats.tensors import Tensor
 from jaxpage.models.family import Rule
 
 EMBEDDING, HEAD = "embed/embedding", "lm_head/kernel"
-"""Paths that every family's tree has; the head's only where it is not tied to the embedding."""
+"""Paths in every family's tree; the head's only if it is not tied to the embedding."""
 
-# Buffers that follow from the config, as old exports of every kind stored them.
+# Buffers that follow from the config; many old exports stored them.
 _DERIVED = words(
     "freqs freqs_cis inv_freq original_inv_freq cos_cached sin_cached rotary_cos rotary_sin "
     "_cos_cached _sin_cached cos_sin_cache masked_bias position_ids causal_mask"
 )
-# So only inside of a rotary module: elsewhere such a name could be a parameter's.
+# Derived only inside a rotary module: elsewhere such a name could be a parameter's.
 _DERIVED_IN_ROTARY = words("cos sin cos_cache sin_cache")
 
 
 def is_derived(name: str, shape: tuple[int, ...]) -> bool:
-    """True for rotary tables and causal masks: nothing in them that the config doesn't say.
+    """True for rotary tables and causal masks: they follow from the config.
 
     `attn.bias` of shape [1, 1, T, T] is a mask too; of another shape it would be a parameter.
     """
@@ -51,7 +51,8 @@ def source_of(rules: tuple[Rule, ...], target: str) -> str:
 def named_by_embedding(
     tensors: Mapping[str, Tensor], rules: tuple[Rule, ...]
 ) -> Mapping[str, Tensor]:
-    """The tensors of a tied model by the embedding's name: some store the head's alone."""
+    """The tensors of a tied model, the shared matrix under the embedding's name: some files store
+    it under the head's."""
     embedding, head = source_of(rules, EMBEDDING), source_of(rules, HEAD)
     if embedding in tensors or head not in tensors:
         return tensors

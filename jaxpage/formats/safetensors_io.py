@@ -45,7 +45,7 @@ def read_index(directory: Path, index_name: str) -> dict[str, str]:
             f"got {index} without a weight_map, wanted tensor names and their files; "
             "download it again"
         )
-    # Only the last part: an index can't lead out of its directory.
+    # Only the last part of a path, so that an index can't point out of its directory.
     return {str(name): Path(file).name for name, file in dict(weight_map or {}).items()}
 
 
@@ -97,7 +97,7 @@ def _tensor(
 ) -> Tensor:
     checked_name(name)
     (begin, end), shape = entry["data_offsets"], tuple(entry["shape"])
-    # In a 64 bit integer's reach, so that products are numbers and not megabytes of digits.
+    # Within 64 bits, so that products of sizes stay small numbers.
     if len(shape) > _MOST_DIMS or not all(
         type(number) is int and 0 <= number < 2**63 for number in (begin, end, *shape)
     ):
@@ -147,5 +147,5 @@ def write_safetensors(
         file.write(struct.pack("<Q", len(text)) + text)
         for (name, shape), tensor in zip(shapes.items(), tensors, strict=True):
             assert tensor.shape == shape, f"{name} has shape {tensor.shape}, not {shape}"
-            # bfloat16 has no buffer of its own; its bits have.
+            # A bfloat16 array has no buffer; a view of its bits has.
             file.write(np.ascontiguousarray(tensor).view(np.uint8).data)

@@ -1,6 +1,6 @@
-"""What a path holds, told by its content: config, tensors and the rules that join them; tokenizer.
+"""What a path holds, by its content: config, tensors, the rules that join them, and tokenizer.
 
-The one place that knows all file kinds. It reads headers only; data is read leaf by leaf.
+The one place that knows all kinds of files. It reads headers only; data is read leaf by leaf.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Source:
 
 
 def detect(path: Path) -> Kind:
-    """The kind of a file or directory; CheckpointError when it is none."""
-    with reading(path, _WANTED):  # a name may be longer than names are
+    """The kind of a file or directory; CheckpointError when it is of no known kind."""
+    with reading(path, _WANTED):  # the system refuses a name that is too long
         return _detect(path)
 
 
@@ -86,7 +86,7 @@ def open_source(path: Path) -> Source:
 
 
 def find_tokenizer(path: Path) -> Path | None:
-    """The file or directory that the tokenizer of the model at `path` lies in, if it has one."""
+    """The file or directory that holds the tokenizer of the model at `path`, if there is one."""
     if path.is_file():
         model = read_gguf_metadata(path).get("tokenizer.ggml.model")
         return None if model in (None, "none", "no_vocab") else path
@@ -137,7 +137,7 @@ def _open_huggingface(path: Path) -> Source:
             f"got {path} with config.json but no weights, wanted {SINGLE_NAME}, {INDEX_NAME} or "
             f"{BIN_NAME}; download the missing files"
         )
-    if index:  # what it doesn't name is no part of the model, unless the model asks for it
+    if index:  # a tensor that it doesn't name is used only if the model needs it
         wanted = index.keys() | {name for _, name, _ in expand(rules, config)}
         tensors = {name: tensor for name, tensor in tensors.items() if name in wanted}
     if config.tie_word_embeddings:

@@ -1,6 +1,6 @@
-"""One stored tensor, whatever file it lies in: what is known before reading, and how to read it.
+"""One stored tensor of any kind of file: what is known before reading, and how to read it.
 
-Files are mapped, so that nothing is read before it is asked for.
+Files are mapped, so that nothing is read before it is needed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Tensor:
 
 
 def checked_name(name: object) -> str:
-    """A tensor's name as a file has it; ValueError for what an error couldn't quote in a line."""
+    """A tensor's name in a file; ValueError for one that an error could not quote in a line."""
     if not isinstance(name, str) or not name.isprintable() or len(name) > _LONGEST_NAME:
         raise ValueError(f"it has a tensor of the name {ascii(name)[:80]}")
     return name
@@ -46,7 +46,7 @@ def checked_name(name: object) -> str:
 def gathered(
     files: Iterable[tuple[Path, Mapping[str, Tensor]]], index: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """The tensors of several files; of two of one name that which the index points at."""
+    """The tensors of several files; of two with one name, the one that the index points at."""
     tensors: dict[str, Tensor] = {}
     for path, found in files:
         for name, tensor in found.items():
@@ -61,6 +61,6 @@ def gathered(
 
 
 def map_file(path: Path, kind: str) -> mmap.mmap:
-    """The bytes of a file, mapped read-only; CheckpointError where that can't be, as when empty."""
+    """The bytes of a file, mapped read-only; CheckpointError if that fails, as for an empty one."""
     with open_file(path, wanted=f"a {kind} file") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1,6 +1,6 @@
 """Read PyTorch files: `pytorch_model.bin` and Meta's `consolidated.NN.pth`.
 
-The only module that touches torch, and only when such a file is met. Files are opened with
+The only module that imports torch, and only when it meets such a file. Files are opened with
 `weights_only=True`, which refuses arbitrary objects, and mapped, so that nothing is read early.
 """
 
@@ -40,7 +40,7 @@ _SPLIT_AXES = {
     "output.weight": 0,
 }
 _LONGEST_TEXT, _MOST_PICKLE_BYTES = 1000, 16 << 20
-# Its mark, its version, the machine it is from, the state, the names of what follows.
+# The magic number, the version, the system it is from, the state, the keys of the storages.
 _PICKLES_OF_OLD_FILES = 5
 _EMBEDDING = "tok_embeddings.weight"
 
@@ -108,7 +108,7 @@ def _load(path: Path) -> dict[str, Any]:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
         except pickle.UnpicklingError as error:
-            # torch goes on to say how to load it without its safeguard.
+            # torch's own message explains how to load the file without the safeguard.
             raise ValueError("it holds more than tensors, or is damaged") from error
     if not isinstance(state, dict) or not all(torch.is_tensor(v) for v in state.values()):
         raise CheckpointError(
@@ -120,7 +120,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _check_archive(file: BinaryIO, path: Path) -> None:
-    """CheckpointError for an archive of more than its file: torch packs nothing."""
+    """CheckpointError for an archive that unpacks to more than its file: torch's don't."""
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
         most = os.fstat(file.fileno()).st_size
@@ -137,9 +137,9 @@ def _check_archive(file: BinaryIO, path: Path) -> None:
 
 
 def _check_pickle(stream: IO[bytes]) -> None:
-    """ValueError for a text that no model has: torch's errors quote it, and search that for long.
+    """ValueError for a text longer than any model has: torch's errors quote it and then search it.
 
-    The time goes with the square of its length: 20 kB take ten seconds.
+    The time grows with the square of its length: 20 kB take ten seconds.
     """
     for _, argument, place in pickletools.genops(stream):
         if isinstance(argument, str | bytes | bytearray) and len(argument) > _LONGEST_TEXT:
@@ -161,7 +161,7 @@ def _single(name: str, value: Any, path: Path) -> Tensor:
 
 
 def _check_plain(name: str, value: Any, path: Path) -> None:
-    """CheckpointError for a tensor that is more, or less, than an array of numbers in memory."""
+    """CheckpointError for a tensor that is not a plain array of numbers in memory."""
     import torch
 
     with reading(f"tensor {name} in {path}", "an array of numbers"):
@@ -204,7 +204,7 @@ def _joined(name: str, values: list[Any], hidden_size: int, directory: Path) -> 
 
 
 def _split_axis(name: str, values: list[Any], hidden_size: int) -> int | None:
-    """The axis to join along; None for what every shard holds whole.
+    """The axis to join along; None for a tensor that every shard holds whole.
 
     LLaMA 1 and 2 split the embedding along the hidden axis, Llama 3 along the vocabulary.
     """

@@ -2,14 +2,14 @@
 
 A family is data: its config, its module, what each file format calls its settings and tensors, and
 how its parameters are cut over devices. `jaxpage.formats` reads files by these tables, `registry`
-builds models by them. This file knows no family and no file; it lies here, below both.
+builds models by them. This file knows no single family and no file: both import it.
 
     from jaxpage.models.family import Family, Layout, Rule
     from jaxpage.models.registry import register
 
     register(Family(name="toy", module=Toy, layouts={"huggingface": Layout(...)}, sharding=...))
 
-Every family's tree keeps three names, which readers and the engine look for: `layers_{i}` are the
+Every family's tree has three names that readers and the engine look for: `layers_{i}` are the
 layers, all of one shape, `embed/embedding` is the embedding [V, D], and `lm_head/kernel` the head
 [V, D], absent when it is tied.
 """
@@ -35,7 +35,7 @@ Format = Literal["huggingface", "gguf", "meta"]
 class Rule:
     """One stored tensor and the part of a leaf that it fills.
 
-    `{i}` stands for the layer; without a target the tensor is known and dropped.
+    `{i}` stands for the layer's number; a tensor without a target is known and dropped.
     """
 
     source: str
@@ -44,8 +44,8 @@ class Rule:
     """Slices of the leaf's first axes; () is the whole leaf. In the file the leading axes of a part
     are one axis of rows: a part [K, G, H, D] is stored as [K * G * H, D]."""
     interleaved: bool = False
-    """True where rotary pairs lie side by side in a head, the third axis of the part; ours, as
-    Hugging Face's, lie in halves."""
+    """True if the file keeps the two numbers of a rotary pair side by side in a head, the third
+    axis of the part; ours, as in Hugging Face's files, are H / 2 apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +53,15 @@ class Layout:
     """How one file format stores a family."""
 
     names: tuple[str, ...]
-    """What the format calls the family, the name to write first; Meta's files state none: ""."""
+    """What the format calls the family; the first is written. Meta's files state none: ""."""
     rules: tuple[Rule, ...]
     """Every tensor that its files may hold."""
     read: Callable[[Fields, dict[str, Any]], ModelConfig]
-    """The config, of the file's settings and of the arguments of ModelConfig that the format's
-    reader found in them; `architecture` is set after it. ConfigError for what does not fit."""
+    """(the file's settings, the arguments of ModelConfig that the format's reader found in them) to
+    the config; the reader then sets `architecture`. ConfigError for what does not fit."""
     write: Callable[[ModelConfig, dict[str, Any]], dict[str, Any]] | None = None
-    """The inverse: the settings to write, of the config and of those that the format's writer took
-    from it. None for a layout that is only read."""
+    """The inverse: (the config, the settings that the format's writer took from it) to the settings
+    to write. None for a layout that is only read."""
     keys: frozenset[str] = frozenset()
     """Settings that `read` looks at, or may pass over, beside those that every decoder has. Any
     other key is refused: it may change the arithmetic."""
@@ -81,11 +81,11 @@ class Family:
     layouts: Mapping[Format, Layout]
     """The formats that it is read from."""
     sharding: tuple[tuple[str, PartitionSpec], ...]
-    """(regular expression, spec) of leaves, by their paths; the first that is found in a path
-    holds. The axis is called "model"."""
+    """(regular expression, spec) of leaves: a leaf takes the first whose expression is found in its
+    path. The mesh axis is called "model"."""
     config: type[ModelConfig] = ModelConfig
-    """Its own dataclass where ModelConfig does not say all; each further field is a flag, a number,
-    a text, None, or a tuple of one of these."""
+    """A subclass of ModelConfig if the family has more settings; each further field is a flag, a
+    number, a text, None, or a tuple of one of these."""
 
     def spec(self, path: str) -> PartitionSpec:
         """How the leaf of a path, `a/b/c`, is cut over devices."""

@@ -1,7 +1,7 @@
 """What every model here is made of: modules that hold weights, and rotary positions.
 
-Knows no cache, no backend and no architecture: how is `ops`' business. Arrays are [T, ...], a token
-a row; weights are [out, in].
+Knows no cache, no backend and no architecture: `ops` decides how things are computed. Arrays are
+[T, ...], one row a token; weights are [out, in].
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RMSNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """A matrix product with its own weights: [*features, D] and, on demand, a bias [*features]."""
+    """A matrix product with its own weights [*features, D] and, if use_bias, a bias [*features]."""
 
     features: tuple[int, ...]
     use_bias: bool
@@ -57,7 +57,7 @@ class Linear(nn.Module):
 
 
 class Head(nn.Module):
-    """The matrix [V, D] that makes logits, where it is not the embedding."""
+    """The matrix [V, D] that makes logits, when it is not the embedding."""
 
     vocab_size: int
     dtype: jnp.dtype
@@ -106,7 +106,7 @@ def inverse_frequencies(config: ModelConfig) -> np.ndarray:
 
     `dynamic` gives the plain ones: it stretches only past the original length, by token.
     Source: `modeling_rope_utils.py` of Hugging Face transformers, whose roundings are kept: at
-    position 100,000 the last bit of a float32 frequency turns a pair by up to 0.006 radians.
+    position 100,000 the last bit of a float32 frequency rotates a pair by up to 0.006 radians.
     """
     share = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     powers = np.float64(config.rope_theta) ** share.astype(np.float64)  # float32 pow errs by 2 ulp
@@ -147,6 +147,6 @@ def _dynamic_frequencies(
     original = jnp.float32(scaling.original_max_position_embeddings)
     factor = jnp.float32(scaling.factor)
     growth = factor * jnp.maximum(length, original) / original - (factor - jnp.float32(1))
-    # theta grows by growth ** (H / (H - 2)), and pair i turns by theta ** (-2 i / H).
+    # theta grows by growth ** (H / (H - 2)), and pair i rotates by theta ** (-2 i / H).
     pair = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim - 2)
     return inverse_frequencies(config)[None, :] * growth[:, None] ** jnp.asarray(-pair)[None, :]

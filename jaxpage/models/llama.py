@@ -38,7 +38,7 @@ LayerCache = tuple[Any, ...]
 
 
 class Attention(nn.Module):
-    """Grouped-query attention: what is stored and seen is `ops`' business."""
+    """Grouped-query attention; `ops` decides what is stored and what a query sees."""
 
     config: ModelConfig
     spec: AttentionSpec
@@ -64,7 +64,7 @@ class Attention(nn.Module):
     ) -> tuple[Array, Array, Array]:
         """(q [T, N, H], k [T, K, H], v [T, K, H]) of qkv [T, K, G + 2, H], as attention takes them.
 
-        A family with a norm on q and k, say, puts its own in the place of this.
+        A family with a norm on q and k, for example, overrides this.
         """
         return ops.backend.rope_qkv(qkv, *rotary)
 
@@ -83,7 +83,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP, each behind a norm and added to the stream."""
+    """One layer: attention and MLP, each after a norm and added to the residual stream."""
 
     attention: ClassVar[type[Attention]] = Attention
     mlp: ClassVar[type[MLP]] = MLP
@@ -108,7 +108,7 @@ class Block(nn.Module):
 
 
 TracedOnce = nn.jit(Block)
-"""A Block whose trace all layers of one spec share: 30 layers cost the Python time of one, and each
+"""A Block traced once for all layers of one spec: 30 layers cost the Python time of one, and each
 is still a call of its own in the compiled program."""
 
 

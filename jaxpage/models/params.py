@@ -1,4 +1,4 @@
-"""Parameters as JAX people have them, in the one form that the engine takes: checked, plain.
+"""Parameters in whatever form JAX libraries keep them, made into the one form the engine takes.
 
 What is taken: dicts and other mappings (Flax's FrozenDict, `nnx.State`) of jax or NumPy arrays,
 also inside {"params": ...} as `model.init` returns them, also boxed with partitioning metadata.
@@ -26,8 +26,8 @@ Leaves = dict[tuple[str, ...], Any]
 def checked_params(params: Any, config: ModelConfig) -> dict[str, Any]:
     """The tree as plain dicts of jax and NumPy arrays with the shapes and dtypes of the config.
 
-    Raises ConfigError that names the first leaf that is missing, left over, of another shape or
-    dtype, deleted, or no array.
+    Raises ConfigError naming the first leaf that is missing, surplus, of another shape or dtype,
+    deleted, or no array.
     """
     wanted = _leaves(abstract_params(config))
     given = _leaves(_unwrapped(params))

@@ -27,13 +27,13 @@ from jaxpage.models.layers import INITIALIZERS
 from jaxpage.terms import own_constants
 
 FAMILIES: dict[str, Family] = {family.name: family for family in (LLAMA, MISTRAL)}
-"""By `ModelConfig.architecture`. A model that is shipped is a row here, any other is registered."""
+"""By `ModelConfig.architecture`. A shipped family is a row here, any other is registered."""
 
 
 def register(family: Family) -> Family:
     """Make a family known to `build_model` and every reader of files, as the shipped ones are.
 
-    One of the same name is replaced. ConfigError where another family's files have its names.
+    Replaces one of the same name. ConfigError when files of another family use one of its names.
     """
     for format, layout in family.layouts.items():
         for name in layout.names:
@@ -48,12 +48,12 @@ def register(family: Family) -> Family:
 
 
 def family_of(config: ModelConfig) -> Family:
-    """The family of a config; ConfigError where there is none of its `architecture`."""
+    """The family of a config; ConfigError for an unknown `architecture`."""
     return family_named(config.architecture)
 
 
 def family_named(name: str) -> Family:
-    """The family of this `ModelConfig.architecture`; ConfigError where there is none."""
+    """The family of this `ModelConfig.architecture`; ConfigError for an unknown name."""
     if name not in FAMILIES:
         raise ConfigError(
             f"got architecture {name!r}, wanted one of: {', '.join(sorted(FAMILIES))}; "
@@ -63,7 +63,7 @@ def family_named(name: str) -> Family:
 
 
 def stored_as(format: Format, name: object) -> Family | None:
-    """The family that a format's files call so, if there is one."""
+    """The family that a format's files call `name`, if there is one."""
     stored = (family for family in FAMILIES.values() if format in family.layouts)
     return next((family for family in stored if name in family.layouts[format].names), None)
 
@@ -128,7 +128,7 @@ def num_params(config: ModelConfig) -> int:
 @register_dataclass
 @dataclass(frozen=True)
 class _NoAttention(Ops):
-    """Operations to trace a model with that has no pool."""
+    """Operations for tracing a model without a pool."""
 
     def attention(
         self, q: Array, k: Array, v: Array, layer_kv: Any, spec: AttentionSpec

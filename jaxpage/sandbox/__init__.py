@@ -1,1 +1,1 @@
-"""Templates from strangers, run within bounds. Knows nothing of chats."""
+"""Runs untrusted templates within bounds of time and memory. Knows nothing of chats."""

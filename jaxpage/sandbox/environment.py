@@ -27,7 +27,7 @@ _NESTED_SPEC = re.compile(r"\{[^{}]*:[^{}]*\{")
 
 
 class _Bounded(CodeGenerator):
-    """Python code in which what a template makes is handed to the environment."""
+    """Compiles templates so that every value they make is handed to the environment."""
 
     def visit_List(self, node: nodes.List, frame: Frame) -> None:
         self._made(super().visit_List, node, frame)

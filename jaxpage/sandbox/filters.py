@@ -20,7 +20,7 @@ _COUNTED = frozenset({"batch", "slice", "indent", "tojson", "wordwrap", "truncat
 
 
 def bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that is a step and whose arguments and result are weighed."""
+    """A filter that counts as a step; its arguments and its result are weighed."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -47,7 +47,7 @@ def bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def stepping(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A test that is a step."""
+    """A test that counts as a step."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:

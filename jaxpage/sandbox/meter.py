@@ -38,7 +38,7 @@ class Meter:
         self._deadline = time.monotonic() + MOST_S
         self._steps, self._bytes = MOST_STEPS, MOST_BYTES
         self._weights: dict[int, tuple[object, int]] = {}
-        """By identity; with the object itself, so that no other takes its place."""
+        """id(object) -> (object, weight); the object is kept so that its id stays its own."""
 
     def step(self) -> None:
         self._steps -= 1
@@ -60,7 +60,7 @@ class Meter:
         return value
 
     def weigh(self, *values: Any) -> int:
-        """Their weight together, if it may be."""
+        """The weight of the values together; RequestError if it is too large."""
         total = sum(map(self._weight, values))
         if total > MOST_WEIGHT:
             refuse(f"makes texts or lists of more than {MOST_WEIGHT} characters")
@@ -71,7 +71,7 @@ class Meter:
             return _LEAST
         if isinstance(value, (str, bytes)):
             return _LEAST + len(value)
-        if isinstance(value, Namespace):  # it may come to hold itself many times
+        if isinstance(value, Namespace):  # it may hold itself many times
             refuse("uses a namespace as a value")
         if not isinstance(value, CONTAINERS):
             return _LEAST
@@ -103,12 +103,12 @@ def metered() -> Iterator[None]:
 
 
 def meter() -> Meter:
-    """That of the rendering that goes on."""
+    """The meter of the rendering in progress."""
     return _METER.get()
 
 
 def steps(values: Iterable[Any]) -> Iterator[Any]:
-    """The values, each of which is a step."""
+    """The values; each counts as a step."""
     of_now = meter()
     for each in values:
         of_now.step()

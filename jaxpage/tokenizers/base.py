@@ -11,10 +11,10 @@ from typing import Protocol, runtime_checkable
 
 
 class ChatPrompt(str):
-    """What a chat template wrote: the whole prompt, with every special token it shall have.
+    """What a chat template wrote: the whole prompt, with all its special tokens.
 
-    Tokenizers of ours add nothing to it unless they are told to. What str's own methods make of
-    it, a concatenation too, is plain text again.
+    This package's tokenizers add nothing to it unless told to. Results of str's own methods, a
+    concatenation too, are plain text again.
     """
 
     __slots__ = ()
@@ -39,7 +39,7 @@ class Tokenizer(Protocol):
     """Text to ids and back.
 
     Special tokens written in a text ("<|im_end|>") become their ids, as in Hugging Face
-    tokenizers: text from strangers has to be cleaned by the caller.
+    tokenizers: the caller has to clean untrusted text.
     """
 
     @property
@@ -93,11 +93,11 @@ class TokenizerInfo:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     special_tokens: Mapping[str, str] = field(default_factory=dict)
-    """Text of the tokens by their part: bos_token, eos_token, unk_token, pad_token, ..."""
+    """Text of the tokens by their role: bos_token, eos_token, unk_token, pad_token, ..."""
     adds_bos: bool = False
     chat_template: str | None = None
     additional_special_tokens: tuple[str, ...] = ()
-    """Texts of special tokens that play no part."""
+    """Texts of special tokens without a role."""
 
 
 class DescribedTokenizer:
@@ -124,7 +124,7 @@ class DescribedTokenizer:
 
     @property
     def special_tokens(self) -> dict[str, str | list[str]]:
-        """What chat templates see of them: each part's text, and the list of the others."""
+        """Special tokens as chat templates see them: each role's text, and the list of others."""
         extra = list(self.info.additional_special_tokens)
         return {
             **self.info.special_tokens,
@@ -151,5 +151,5 @@ class DescribedTokenizer:
 
 
 def adds_special_tokens(text: str, asked: bool | None) -> bool:
-    """Whether special tokens go before `text`: as the caller asked, else to all but a chat."""
+    """Whether special tokens go before `text`: as the caller asked; by default, unless a chat."""
     return not isinstance(text, ChatPrompt) if asked is None else asked

@@ -52,12 +52,13 @@ LLAMA2_TEMPLATE = """\
 
 
 class DefaultTemplate(str):
-    """The template of a model that brings none."""
+    """A default template, for a model without one of its own."""
 
     __slots__ = ()
 
     @property
-    def whose(self) -> str:
+    def origin(self) -> str:
+        """The models it was written for, as in "Vicuna's"."""
         return "Vicuna's" if self == VICUNA_TEMPLATE else "LLaMA-2's"
 
 

@@ -1,4 +1,4 @@
-"""Which ids end a text: all that any file names, and what chat models are known to end with.
+"""Which ids end a text: all that any file names, and those that chat models are known to use.
 
 A fine-tune's files often disagree: its tokenizer has the new end of a turn and its config the base
 model's. Each of them ends a text.
@@ -31,6 +31,8 @@ WELL_KNOWN = (
 def all_ends(named: Iterable[int], special: Mapping[str, int]) -> tuple[int, ...]:
     """`named` ids and those of well-known ends among the `special` tokens, each once."""
     known = [special[text] for text in WELL_KNOWN if text in special]
-    if "<|return|>" in special and "<|end|>" in special:  # there it ends a part of a turn
+    if (
+        "<|return|>" in special and "<|end|>" in special
+    ):  # with both, <|end|> ends only a part of a turn
         known.remove(special["<|end|>"])
     return tuple(dict.fromkeys([*named, *known]))

@@ -31,7 +31,7 @@ _CANNOT = "a text that the tokenizer can't take"
 
 
 class FastTokenizer(DescribedTokenizer):
-    """See `jaxpage.tokenizer.Tokenizer`. `backend` is not changed after it was handed in."""
+    """See `jaxpage.tokenizer.Tokenizer`. `backend` must not be changed afterwards."""
 
     def __init__(self, backend: tokenizers.Tokenizer, info: TokenizerInfo) -> None:
         super().__init__(info)
@@ -69,7 +69,7 @@ def special_tokens(backend: tokenizers.Tokenizer) -> dict[str, int]:
 
 def put_bos_first(backend: tokenizers.Tokenizer, bos_token: str) -> None:
     """Makes `backend` put BOS before a text."""
-    # Under a name of ours: a token's own text may read as "$A" or have a space or a colon.
+    # Under the name "bos": a token's own text may read as "$A" or have a space or a colon.
     bos = {"id": "bos", "ids": [backend.token_to_id(bos_token)], "tokens": [bos_token]}
     backend.post_processor = processors.TemplateProcessing(
         single="bos:0 $A:0", pair="bos:0 $A:0 bos:1 $B:1", special_tokens=[bos]
@@ -79,7 +79,7 @@ def put_bos_first(backend: tokenizers.Tokenizer, bos_token: str) -> None:
 def _stream_maker(backend: tokenizers.Tokenizer, added: Mapping[int, str]) -> StreamMaker:
     """How the tokens of this tokenizer become text; `added` ones are their own text.
 
-    The library takes the letters of an added token for bytes in byte-level BPE; they are letters.
+    In byte-level BPE the library reads the letters of an added token as bytes; here they are text.
     """
     steps = _decoder_steps(backend)
     kinds = [step["type"] for step in steps]

@@ -63,10 +63,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> FastTokenizer | Sentence
 def special_id(
     metadata: Mapping[str, Any], name: str, num_tokens: int, *, source: object = "the GGUF file"
 ) -> int | None:
-    """The id of a special token ("bos", "eot", ...) by the file, else by the format; or None.
+    """The id of a special token ("bos", "eot", ...) in the file, else the format's; or None.
 
-    As in llama.cpp an id that none of the tokens has is warned of, and the format's own is taken
-    for it. Raises CheckpointError for a value of another type. `source` names the file.
+    An id beyond the tokens is warned of, and the format's default taken instead, as in llama.cpp.
+    Raises CheckpointError for a value of another type. `source` names the file.
     """
     key = f"{_PREFIX}{name}_token_id"
     is_sentencepiece = metadata.get(_PREFIX + "model") == "llama"

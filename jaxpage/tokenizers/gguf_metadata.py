@@ -1,8 +1,8 @@
 """The key-value part of a GGUF file, without its tensors.
 
 The reader of the gguf package takes seconds over the half million strings of a vocabulary; this
-one walks a memory map once and makes a value when it is asked for, so that what is not needed
-costs nothing. Knows nothing of what the keys mean.
+one walks a memory map once and makes a value only when it is looked up. Knows nothing of what the
+keys mean.
 Source of the layout: docs/gguf.md of ggml.
 """
 
@@ -71,7 +71,7 @@ class Metadata(Mapping[str, Value]):
 
 
 class GgufReader:
-    """Walks the head of a GGUF file; convert goes on from it to the table of tensors.
+    """Walks the head of a GGUF file; `formats.gguf_io` goes on to the table of tensors.
 
     Raises ValueError or struct.error for a damaged file.
     """
@@ -153,7 +153,7 @@ class GgufReader:
         return kind, count
 
     def _skip(self, kind: int) -> None:
-        """Goes past a value without making it."""
+        """Skips a value without making it."""
         count = 1
         if kind == _ARRAY:
             kind, count = self._head_of_array()

@@ -1,7 +1,7 @@
 """The tokenizer of a Hugging Face or Meta directory.
 
-`tokenizer.json` holds everything but the parts that special tokens play; `tokenizer.model` only a
-vocabulary. What else there is stands in the small JSON files beside them.
+`tokenizer.json` holds everything but the roles of special tokens; `tokenizer.model` only a
+vocabulary. The rest is in the small JSON files beside them.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ def _tiktoken(settings: Settings, data: bytes) -> FastTokenizer:
 def _fast(
     settings: Settings, backend: tokenizers.Tokenizer, known: TokenizerInfo | None = None
 ) -> FastTokenizer:
-    """The tokenizer of a whole backend; `known`: what holds where the settings say nothing."""
+    """The tokenizer of a whole backend; `known`: defaults for what the settings leave out."""
     known = known or TokenizerInfo()
     _add_tokens(backend, settings)
     texts = {**known.special_tokens, **settings.special_tokens}
     bos = texts.get("bos_token")
     bos_id = None if bos is None else backend.token_to_id(bos)
-    adds_bos = _settle_bos(backend, settings, bos, adds_bos=known.adds_bos)
+    adds_bos = _choose_bos(backend, settings, bos, adds_bos=known.adds_bos)
     own = [backend.token_to_id(text) for text in (*settings.ends, texts.get("eos_token", ""))]
     named = [*settings.end_ids, *known.eos_token_ids, *(i for i in own if i is not None)]
     ends = all_ends(named, special_tokens(backend))
@@ -81,10 +81,10 @@ def _fast(
     return tokenizer
 
 
-def _settle_bos(
+def _choose_bos(
     backend: tokenizers.Tokenizer, settings: Settings, bos: str | None, *, adds_bos: bool
 ) -> bool:
-    """Whether BOS goes before a text, which `backend` then does: settings overrule the file."""
+    """Whether BOS goes before a text; makes `backend` do so. Settings overrule the file."""
     bos_id = None if bos is None else backend.token_to_id(bos)
     has_bos = bos_id is not None and backend.encode("").ids[:1] == [bos_id]
     says = (
@@ -99,10 +99,10 @@ def _settle_bos(
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, settings: Settings) -> None:
-    """Adds what is named beside the file, in Hugging Face's order: this decides new ids."""
+    """Adds tokens named beside the file, in Hugging Face's order, which decides new ids."""
     known = backend.get_added_tokens_decoder().values()
     states = {repr(token) for token in known}
-    # Special is what plays a part, and what the file calls so: the library forgets it for no flag.
+    # Special: tokens with a role, and those that the file calls so, which no later flag undoes.
     special = {t.content for t in (*settings.parts.values(), *(t for t in known if t.special))}
     given = {token.content for token in settings.added.values()}
     tokens = [token for _, token in sorted(settings.added.items()) if repr(token) not in states]
@@ -135,7 +135,7 @@ def _sentencepiece(settings: Settings, data: bytes, source: str) -> SentencePiec
     for part in ("bos", "eos", "unk", "pad"):
         if (token_id := getattr(processor, f"{part}_id")()) >= 0:
             special.setdefault(f"{part}_token", processor.IdToPiece(token_id))
-    for token_id, token in added.items():  # as the model has it, or as it is used
+    for token_id, token in added.items():  # special in the model, or by its role
         token.special |= token_id in control or token.content in special.values()
     own = [find(text) for text in (*settings.ends, special.get("eos_token"))]
     named = [*settings.end_ids, *(i for i in own if i is not None)]
@@ -157,7 +157,7 @@ def _sentencepiece(settings: Settings, data: bytes, source: str) -> SentencePiec
 def _added_to(
     processor: SentencePieceProcessor, control: set[int], settings: Settings
 ) -> dict[int, AddedToken]:
-    """Tokens beside the pieces, and pieces that a part makes special; by id."""
+    """Tokens beside the pieces, and pieces that a role makes special; by id."""
     added = dict(settings.added)
     id_of = {token.content: token_id for token_id, token in added.items()}
     for token in settings.named:
@@ -173,7 +173,7 @@ def _added_to(
 def _find(
     processor: SentencePieceProcessor, added: Mapping[str, int], text: str | None
 ) -> int | None:
-    """The id of an added token or a piece; None where there is no such text."""
+    """The id of an added token or a piece; None if no token has this text."""
     piece_id = processor.PieceToId(text or "")
     found = piece_id if processor.IdToPiece(piece_id) == text else None
     return added.get(text or "", found)

@@ -1,6 +1,6 @@
-"""What the small JSON files beside a vocabulary say, checked: every field may be of another type.
+"""What the small JSON files beside a vocabulary say, checked: any field may have a wrong type.
 
-Tokens are named in five places (`added_tokens_decoder`, `additional_special_tokens` and the parts
+Tokens are named in five places (`added_tokens_decoder`, `additional_special_tokens` and the roles
 of tokenizer_config.json, special_tokens_map.json, added_tokens.json): a token named anywhere is a
 token. Where files disagree, tokenizer_config.json wins, but what the other names is a token still.
 """
@@ -46,11 +46,11 @@ class Settings:
 
     directory: Path
     parts: Mapping[str, AddedToken]
-    """By their part, in the order in which Hugging Face adds them."""
+    """Token by role (bos_token, ...), in the order in which Hugging Face adds them."""
     extra: tuple[AddedToken, ...]
-    """Special tokens that play no part."""
+    """Special tokens without a role."""
     outvoted: tuple[AddedToken, ...]
-    """Those whose part the file that wins gives to another."""
+    """Tokens of special_tokens_map.json whose role tokenizer_config.json gives to another."""
     added: Mapping[int, AddedToken]
     """By the id that a file gives them."""
     ends: tuple[str, ...]
@@ -59,7 +59,7 @@ class Settings:
     """eos_token_id of generation_config.json and config.json."""
     template: str | None
     names: tuple[str, ...]
-    """What the model is called: this decides its template where it brings none."""
+    """What the model is called: this decides the template of a model without one."""
     said: Json
     """tokenizer_config.json."""
 
@@ -72,12 +72,12 @@ class Settings:
 
     @property
     def named(self) -> tuple[AddedToken, ...]:
-        """Tokens that are special by what they are for."""
+        """Tokens that are special because a file names them as such."""
         return (*self.parts.values(), *self.extra, *self.outvoted)
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """The text of each part."""
+        """The text of each role's token."""
         return {part: token.content for part, token in self.parts.items()}
 
     def chat_template(self, special_tokens: Mapping[str, str]) -> str | None:
@@ -100,7 +100,7 @@ def read_settings(directory: Path) -> Settings:
         names = {token.content for token in (*ordered.values(), *extra)}
         outvoted = {t.content: t for t in second.values() if t.content not in names}
         added = _added(directory, said, names | outvoted.keys())
-        for token in added.values():  # what a token is for makes it special, whatever its flag
+        for token in added.values():  # a role makes a token special, whatever its flag
             token.special |= token.content in {part.content for part in parts.values()}
         ends = [each["eos_token"].content for each in (first, second) if "eos_token" in each]
         return Settings(
@@ -123,7 +123,7 @@ def _read(path: Path) -> Json:
 
 
 def _parts(path: Path, said: Json) -> dict[str, AddedToken]:
-    """The token of each part; a model's own part is any other text called "..._token"."""
+    """The token of each role; any other text called "..._token" is a role of the model's own."""
     found = {part: _token(path, part, said.get(part)) for part in PARTS}
     for name, value in said.items():
         if name.endswith("_token") and name not in PARTS and isinstance(value, str):

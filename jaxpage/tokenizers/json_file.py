@@ -1,4 +1,4 @@
-"""A tokenizer.json as the tokenizers library's object, whose work on a text is bounded.
+"""A tokenizer.json as an object of the tokenizers library, its work on a text bounded.
 
 The library runs whatever steps the file lists, in native code that nothing can interrupt: thirty
 steps that double a text never end, nor does an expression that tries every way to cut a word. So
@@ -74,7 +74,7 @@ def _try(path: Path, backend: tokenizers.Tokenizer) -> None:
             try:
                 with answering("a trial", wanted="ids", do="take another text"):
                     backend.encode(text[:size] + _TAIL)
-            except RequestError as error:  # a text that it can't take is a request's affair
+            except RequestError as error:  # a text that it refuses fails a request, not the file
                 is_endless = "retry-limit" in str(error)
             else:
                 now = time.thread_time()

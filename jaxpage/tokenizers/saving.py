@@ -29,7 +29,9 @@ def write_tokenizer(tokenizer: FastTokenizer | SentencePieceTokenizer, directory
     if backend is not None:
         backend.save(str(directory / FAST_FILE), pretty=False)
     elif isinstance(tokenizer, SentencePieceTokenizer):
-        (directory / FAST_FILE).unlink(missing_ok=True)  # it would win over the model
+        (directory / FAST_FILE).unlink(
+            missing_ok=True
+        )  # it would be read in place of tokenizer.model
         settings = _sentencepiece_settings(tokenizer)
     _write_json(directory / CONFIG_FILE, {**settings, **_common_settings(tokenizer.info)})
     generation = directory / GENERATION_FILE

@@ -1,4 +1,4 @@
-"""A sentencepiece model said in the terms of the tokenizers library, for `tokenizer.json`.
+"""A sentencepiece model written as the tokenizers library's `tokenizer.json`.
 
 Transformers reads a bare tokenizer.model with merges in the order of the ids, which is not the
 order of the scores: runs of spaces come out otherwise. So the merges are written out.
@@ -22,7 +22,7 @@ from jaxpage.tokenizers.sentencepiece_proto import (
 
 
 def try_backend(tokenizer: SentencePieceTokenizer) -> Tokenizer | None:
-    """A backend that gives the same ids, or None where the library has no words for the rules."""
+    """A backend that gives the same ids, or None if the library can't express the rules."""
     parts = read_model_proto(tokenizer.model)
     kinds = {kind for i, (_, _, kind) in enumerate(parts.pieces) if i not in tokenizer.added}
     prefixes_some_parts = parts.adds_space_prefix and not tokenizer.prefixes_every_part
@@ -59,7 +59,7 @@ def try_backend(tokenizer: SentencePieceTokenizer) -> Tokenizer | None:
 
 
 def _as_is(token: AddedToken) -> AddedToken:
-    """The token as it is found here: in the text itself, not in what normalizing makes of it."""
+    """The token to be found in the text itself, not in the normalized text, as here."""
     flags = {name: getattr(token, name) for name in ("lstrip", "rstrip", "single_word", "special")}
     return AddedToken(token.content, normalized=False, **flags)
 

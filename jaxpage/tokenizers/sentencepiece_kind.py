@@ -155,7 +155,7 @@ def processor_of(
 
 
 def _num_dropped_spaces(parts: ModelParts) -> int:
-    """How many spaces at the start of a text decoding leaves out: none, the one, or all."""
+    """How many spaces decoding drops at the start of a text: none, one, or all."""
     return sys.maxsize if parts.removes_spaces else int(parts.adds_space_prefix)
 
 

@@ -44,8 +44,8 @@ class PieceStream:
     U+FFFD, as in sentencepiece and llama.cpp. The `ByteFallback` decoder of the tokenizers library
     makes U+FFFD of the whole characters in such a run too, which only the run's end can tell.
 
-    `drop_spaces`: so many are left out at the very start of the text, those that byte tokens
-    spell only if `drops_bytes`.
+    `drop_spaces`: how many spaces are left out at the very start of the text; spaces spelt by byte
+    tokens count only if `drops_bytes`.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ def _may_become_a_character(half: bytes) -> bool:
 
 
 class WordStream:
-    """Tokens that are text of their own, the first of which is written otherwise than the rest."""
+    """Every token is a text; the first is written by another rule than the rest."""
 
     def __init__(
         self,

@@ -446,7 +446,7 @@ def run():
         llm.generate("Tom", params)
 threading.Thread(target=run, daemon=True).start()
 for _ in range(10):
-    with llm._engine.gate:
+    with llm._engine.exit_lock:
         pass
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=100)

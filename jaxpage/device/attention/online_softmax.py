@@ -1,4 +1,4 @@
-"""What the loops of paged attention are made of: an online softmax and chunks of gathered blocks.
+"""The parts of all loops of paged attention: an online softmax and chunks of gathered blocks.
 
 The online softmax is that of FlashAttention (Dao et al. 2022, algorithm 1); its state for one
 query is the largest score so far, the sum of weights and the weighted sum of V, all float32.
@@ -17,7 +17,7 @@ from jaxpage.device.varying import vary_alike
 MASKED = -1e30
 """A finite floor for masked scores: -inf minus -inf would be NaN."""
 EXACT = lax.Precision.HIGHEST
-"""float32 as promised: a GPU would take TF32 without being told."""
+"""Exact float32: by default a GPU would take TF32."""
 
 
 class Softmax(NamedTuple):
@@ -29,7 +29,7 @@ class Softmax(NamedTuple):
 
     @classmethod
     def empty(cls, *shape: int, like: Array) -> Softmax:
-        """Of nothing, for an `acc` of this shape, that varies over the mesh axes of `like`.
+        """The softmax of no keys, its `acc` of this shape, varying over the mesh axes of `like`.
 
         Its max lies so far above MASKED that masked keys weigh nothing before any seen one.
         """
@@ -38,11 +38,12 @@ class Softmax(NamedTuple):
         return vary_alike(cls(lowest, zeros[..., 0], zeros), like)
 
     def at(self, row: Array | int) -> Softmax:
-        """That of one row."""
+        """The softmax of one row."""
         return Softmax(self.max[row], self.sum[row], self.acc[row])
 
     def add(self, scores: Array, seen: Array, weigh: str, values: Array) -> Softmax:
-        """With more scores [..., keys], those `seen`; `weigh` is the einsum of weights and V."""
+        """The softmax with more scores [..., keys], those `seen`; `weigh` is the einsum of weights
+        and V."""
         scores = jnp.where(seen, scores, MASKED)
         largest = jnp.maximum(self.max, scores.max(-1))
         weights = jnp.exp(scores - largest[..., None])
@@ -69,7 +70,7 @@ def chunk_blocks(tokens: int, block_size: int, table_width: int) -> int:
 
 
 def whole_chunks(tables: Array, blocks: int) -> Array:
-    """Tables [B, M] widened to whole chunks: a slice past the end would be moved, not cut."""
+    """Tables [B, M] widened to whole chunks: JAX moves a slice that reaches past the end."""
     return jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % blocks)))
 
 
@@ -99,7 +100,7 @@ def gather(layer_kv: LayerKV, ids: Array, live: Array) -> tuple[Array, Array]:
 def heads_first(k: Array, v: Array, merged: int) -> tuple[Array, Array]:
     """[tokens, K, H] twice as [K / merged, tokens, merged * H]: one matrix for each product.
 
-    The barrier keeps XLA from turning the transpose into strides that its products are slow in.
+    The barrier keeps XLA from folding the transpose into strides that slow its products down.
     """
     tokens, _, head_dim = k.shape
     k, v = (array.reshape(tokens, -1, merged * head_dim).transpose(1, 0, 2) for array in (k, v))

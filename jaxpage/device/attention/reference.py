@@ -1,4 +1,4 @@
-"""The oracle: plain, slow, differentiable, float32."""
+"""The oracle of attention: plain, slow, differentiable, float32."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def attend_reference(
     row_of = step.row_of_tokens()  # B for padding
     first_query = step.context_lens - jnp.diff(step.query_starts)
 
-    # of a row's table, which is the position in the row
+    # in the row's table, so also the position in the row
     slot = jnp.arange(width * block_size, dtype=jnp.int32)
     is_stored = slot[None] < step.context_lens[:, None]  # [B, slots]
     is_seen = slot[None] <= step.positions[:, None]  # [T, slots]

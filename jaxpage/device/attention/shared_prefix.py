@@ -1,7 +1,7 @@
 """Attention to leading blocks that several rows of a decode step share: read once for them all.
 
-The queries of a group are stacked into tiles against the shared keys; what a row then adds of its
-own goes on from there (Hydragen, Juravsky et al. 2024, merges two softmaxes; an online one needs
+The queries of a group are stacked into tiles against the shared keys; each row then goes on with
+its own keys from there (Hydragen, Juravsky et al. 2024, merges two softmaxes; an online one needs
 no merging). The blocks are read through the table of the group's first row.
 """
 
@@ -41,7 +41,7 @@ class _Tiles(NamedTuple):
 
     rows: Array  # [G, R + tile] the groups' rows; B: none
     counts: Array  # [G] tiles of each group
-    ends: Array  # [G] the first tile behind each group's
+    ends: Array  # [G] the first tile after those of each group
 
 
 def attend_prefixes(
@@ -103,7 +103,8 @@ def _attend_tile(
     blocks: int,
     soft_cap: float | None,
 ) -> Softmax:
-    """Of queries [K, N / K, tile, H] that see tokens starts[i] .. end - 1 of the table [M]."""
+    """The softmax of queries [K, N / K, tile, H] that see tokens starts[i] .. end - 1 of a table
+    [M]."""
     size = blocks * layer_kv.k.shape[1]
 
     def add_chunk(chunk: Array | int, part: Softmax) -> Softmax:

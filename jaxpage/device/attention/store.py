@@ -1,4 +1,4 @@
-"""What every form of attention begins with: K and V go into the pool, a mixed step falls apart."""
+"""What every form of attention begins with: K and V are stored, a mixed step is split in two."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def store_then_attend(
 def split_mixed(step: StepInput) -> tuple[tuple[slice, StepInput], ...]:
     """A mixed step as its decode step and its prefill step, each with its tokens; others whole.
 
-    So a form only ever meets rows of one token, or packed ones. The parts are for attention alone:
-    what it doesn't read stays as it was.
+    So a form gets either rows of one token or packed rows, never both. The parts are for attention
+    alone: fields that it doesn't read stay as they were.
     """
     count = step.num_single
     if not count or step.is_decode:

@@ -1,6 +1,6 @@
 """Paged attention in plain XLA: loops over chunks of blocks with an online softmax.
 
-Loops run to the live length, so cost follows the tokens in the cache, not the table's width.
+Loops run to the live length, so the cost grows with the tokens in the cache, not the table's width.
 Rows that share leading blocks begin with the softmax of those, read once for all of them.
 """
 
@@ -42,7 +42,7 @@ MOST_MERGED_HEADS = 4
 FIRST = np.int32(0)
 """An index of the type of all others, also where jax_enable_x64 makes a plain 0 a wider one."""
 ENOUGH_QUERIES = 8
-"""From how many queries on a product of one chunk's keys is worth its overhead on a CPU."""
+"""The fewest queries for which a product with one chunk's keys is worth its overhead on a CPU."""
 
 
 def attend_xla(
@@ -181,7 +181,7 @@ def _attend_tiles(q: Array, layer_kv: LayerKV, step: StepInput, spec: AttentionS
         result = jnp.where((jnp.arange(tile, dtype=jnp.int32) < count)[:, None, None], result, 0)
         return lax.dynamic_update_slice(out, result, (begin, FIRST, FIRST))
 
-    # A tile's tail reaches into the next row, which is written after it.
+    # A tile may reach into the next row; that row is written after it.
     out = lax.fori_loop(
         jnp.int32(0), tile_ends[-1], add_tile, vary_alike(jnp.zeros_like(padded), q)
     )

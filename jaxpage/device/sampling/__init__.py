@@ -1,1 +1,1 @@
-"""From logits to tokens: `sample` is the whole; the other files are its parts."""
+"""From logits to tokens: `sample.py` is the whole, the other files are its parts."""

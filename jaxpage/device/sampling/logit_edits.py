@@ -1,6 +1,6 @@
 """Forbids and biases single ids of one draw: allowed ids, stop ids held back, logit bias.
 
-Order as in vLLM's sampler; here it does not show, since what is forbidden (-inf) stays so.
+The order is that of vLLM's sampler; here it does not matter, since -inf plus a bias stays -inf.
 """
 
 from __future__ import annotations

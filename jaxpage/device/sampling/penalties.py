@@ -1,7 +1,7 @@
 """What a draw's own history does to its logits: bad words and the three penalties.
 
-Semantics are vLLM's: repetition looks at prompt and output, presence, frequency and bad words at
-output alone. The newest token arrives apart from the history, still on the device.
+The rules are vLLM's: repetition looks at prompt and output; presence, frequency and bad words at
+the output alone. The newest token is not in the history: it is still on the device.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _ends_of_bad_words(nowhere: int, history: History, last_token: Array) -> Arr
     """
     _, longest = history.bad_words.shape
     back = jnp.arange(1 - longest, 0, dtype=jnp.int32)
-    index = history.lengths + 1 + back  # of the tail, in the whole sequence
+    index = history.lengths + 1 + back  # of the last tokens, in the whole sequence
     tail = history.tokens[jnp.clip(index, 0, history.tokens.size - 1)]
     tail = jnp.where(index == history.lengths, last_token, tail)
     is_output = index >= history.prompt_lens

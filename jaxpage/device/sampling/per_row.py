@@ -1,4 +1,4 @@
-"""Work for some rows of a batch: what nobody asked for is not done, and no row sees another.
+"""Work for some rows of a batch: only for rows that ask for it, and no row sees another.
 
 Each row is computed by the same program on arrays without a batch axis. Its result is bitwise
 the same alone, in any batch and in any order, because no reduction ever depends on the batch.
@@ -26,7 +26,7 @@ def replace_rows(
 ) -> Tree:
     """`default` [R, ...] with row i replaced by `compute(*args at i)` where `asked[i]`.
 
-    On a CPU a loop over the asking rows, whose working set then stays in cache; elsewhere all
+    On a CPU: a loop over the rows that ask, so that one row's data stays in cache. Elsewhere: all
     rows at once, if any asks.
     """
     asked, default, args = vary_alike((asked, default, args))
@@ -40,7 +40,7 @@ def each_row(compute: Callable[..., Tree], *args: Any) -> Tree:
     one_row = jax.eval_shape(compute, *jax.tree.map(lambda arg: arg[0], args))
     num_rows = jax.tree.leaves(args)[0].shape[0]
     default = jax.tree.map(lambda one: jnp.zeros((num_rows, *one.shape), one.dtype), one_row)
-    # Known to be all, XLA would unroll a loop over one row and sum that row in another order.
+    # If XLA knew that all ask, it would unroll a loop over one row and sum in another order.
     asked = lax.optimization_barrier(jnp.ones(num_rows, jnp.bool_))
     return replace_rows(asked, compute, default, *args)
 

@@ -1,7 +1,7 @@
 """One random token: the key of a draw, and the inverse of its cumulative distribution.
 
-A key is a function of (seed, sample index, position) and nothing else, so a token depends on no
-batch mate, order, padding, preemption or restart.
+A key is a function of (seed, sample index, position) and nothing else, so a token does not depend
+on the rest of the batch, order, padding, preemption or restart.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def draw_key(
 def sample_categorical(key: Array, weights: Float[Array, "blocks width"]) -> Int[Array, ""]:
     """A flat index with probability proportional to its weight; never one of weight 0.
 
-    Two uniforms, for the block and inside it: a vocabulary-long cumulative sum would cost more
-    and would lose small weights in rounding. If all weights are 0: the last index.
+    Two uniform numbers, one for the block and one inside it: a cumulative sum as long as the
+    vocabulary would cost more and lose small weights in rounding. All weights 0: the last index.
     """
     uniform = jax.random.uniform(key, (2,), jnp.float32)
     block = _invert(weights.sum(-1), uniform[0])

@@ -1,13 +1,13 @@
-"""From logits to tokens: each draw with its own settings, and its result its own affair.
+"""From logits to tokens: each draw with its own settings, independent of the other draws.
 
     logits -> stages: edits; bad words and penalties -> greedy: argmax
                                                      -> others: temperature, min-p, top-k, top-p,
                                                         one draw
 
-Settings are arrays. What makes another program is: edits None or not, history None or of one of
-two widths, num_top 0 or not: at most 2 x 3 x 2 a row count. Work that no draw asks for is not
-done.
-Where all ids of a draw are forbidden it takes id 0, with log-probability -inf.
+Settings are arrays. Another program is compiled only for: edits None or not, history None or of one
+of two widths, num_top 0 or not: at most 2 x 3 x 2 for each row count. Work that no draw asks for is
+not done.
+When all ids of a draw are forbidden it takes id 0, with log-probability -inf.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 MIN_TEMPERATURE = 1e-5
-"""Below it a draw is greedy, as in vLLM: logits over so little leave nothing but the largest."""
+"""Below it a draw is greedy, as in vLLM: logits divided by so little leave only the largest."""
 BLOCK_IDS = 256
 
 
@@ -41,11 +41,11 @@ Apply = Callable[[Array, Any, DrawInput], Array]
 STAGES: tuple[Apply, ...] = (edit_logits, penalise)
 """In order; `SamplingInput.states` has one entry each, None where no draw asks for the stage."""
 ArgmaxLogsumexp = Callable[[Array], tuple[Array, Array]]
-"""Of rows [R, V]: (int32 [R] index of the first largest, float32 [R] log of the sum of exp)."""
+"""Of logits [R, V]: (int32 [R] index of the first largest, float32 [R] log of the sum of exp)."""
 
 
 class Drawn(NamedTuple):
-    """What one draw, or each of R, came to in its own logprobs mode."""
+    """The result of one draw, or of each of R draws, in the draw's own logprobs mode."""
 
     token_ids: Array  # int32
     logprobs: Array  # float32
@@ -74,7 +74,7 @@ def sample(
 
     `num_top` alternatives come back beside each (at most V). `num_token_ids`: the logits from
     there on belong to a padded vocabulary; they count for nothing. What can't be drawn has the
-    log-probability -inf, also as an alternative, which trips `jax_debug_infs`: it is meant.
+    log-probability -inf, also as an alternative; that is right, though it trips `jax_debug_infs`.
     """
     logits = logits[:, :num_token_ids]
     edited = logits
@@ -84,7 +84,7 @@ def sample(
 
     largest, normaliser = argmax_logsumexp(logits)
     if edited is not logits:
-        largest, _ = argmax_logsumexp(edited)  # whose sum a kernel computes for nothing
+        largest, _ = argmax_logsumexp(edited)  # a kernel computes the sum too, unused
     top_logits, top_ids = lax.top_k(logits, min(num_top, logits.shape[1]))
     greedy = Drawn(
         token_ids=largest,

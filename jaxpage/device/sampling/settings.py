@@ -1,7 +1,7 @@
 """Builds a SamplingInput from numbers and lists: what a caller without an engine writes.
 
-All of it happens in NumPy and goes to the device in one transfer. A number stands for all draws,
-a list gives each draw its own.
+All of it happens in NumPy and goes to the device in one transfer. A number holds for all draws,
+a list has one entry a draw.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def logit_edits(
     stop_ids: Sequence[Sequence[int]] | None = None,
     min_position: Ints = 0,
 ) -> LogitEdits:
-    """Edits of `num_draws` draws, one entry a draw; None allows all ids."""
+    """Edits of `num_draws` draws, one entry a draw; an entry None allows all ids."""
     bias = bias or [{}] * num_draws
     allowed = allowed or [None] * num_draws
     masks = np.zeros((num_draws, -(-vocab_size // 32) * 32), np.uint8)

@@ -1,9 +1,9 @@
 """Which ids one draw may still take: min-p, top-k and top-p without sorting the vocabulary.
 
-Each finds a threshold on the logits and keeps all ids that reach it, so ids with exactly the
-threshold's logit are kept together where a sort would keep some of them.
+Each finds a threshold and keeps all ids whose logit reaches it: of ids with equal logits, all are
+kept or none, where a sort would keep some of them.
 
-Scores are logits shifted so that the largest is 0. The float32 bits of -score, read as an
+Scores, here, are logits shifted so that the largest is 0. The float32 bits of -score, read as an
 integer, are its depth: they grow as the score falls, so 31 halvings find any threshold exactly.
 """
 
@@ -81,7 +81,7 @@ def _weights(depth: Array) -> Array:
 def _largest(scores: Array) -> Array:
     """The NEAR_SCORES largest scores, falling: most thresholds are among them.
 
-    As many blocks, those with the largest maxima, hold them all.
+    The NEAR_SCORES blocks with the largest maxima hold them all.
     """
     blocks = scores.reshape(-1, NEAR_WIDTH)
     if len(blocks) > NEAR_SCORES:
@@ -90,7 +90,7 @@ def _largest(scores: Array) -> Array:
 
 
 def _smallest(holds: Callable[[Array], Array], *, is_wanted: Array) -> Array:
-    """The smallest integer of 0 .. NEVER that `holds`; NEVER, at once, if not wanted."""
+    """The smallest integer of 0 .. NEVER for which `holds` is true; NEVER if not wanted."""
 
     def halve(bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = bounds

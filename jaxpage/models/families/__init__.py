@@ -1,4 +1,4 @@
-"""The model families that are shipped, one a file; `jaxpage.models.registry` lists them.
+"""The shipped model families, one file each; `jaxpage.models.registry` lists them.
 
 To add one, copy the file of the most similar one and add a row to `FAMILIES` there.
 """

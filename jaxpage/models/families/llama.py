@@ -1,4 +1,4 @@
-"""LLaMA 1 to 3, and what is stored as they are: Vicuna, TinyLlama, SmolLM2, Code Llama.
+"""LLaMA 1 to 3, and models stored like them: Vicuna, TinyLlama, SmolLM2, Code Llama.
 
 The module and the shapes of its leaves are in `jaxpage.models.llama`.
 """
@@ -84,7 +84,7 @@ GGUF_RULES: tuple[Rule, ...] = (
 
 
 def _read(_: Fields, settings: dict[str, Any]) -> ModelConfig:
-    """What the readers find says all there is."""
+    """The common settings are all there are."""
     return ModelConfig(**settings)
 
 

@@ -1,4 +1,4 @@
-"""Mistral: Llama's layers behind a sliding window. GGUF files call it a llama."""
+"""Mistral: Llama's layers with a sliding window. GGUF files call it a llama."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxpage.models.families.llama import HF_LAYOUT, LLAMA
 
 
 def _read(fields: Fields, settings: dict[str, Any]) -> ModelConfig:
-    """The window is 4096 where the file doesn't say; null is none."""
+    """The window is 4096 tokens if the file doesn't say; null means none."""
     window: int | None = 4096
     if "sliding_window" in fields.values:
         window = fields.integer("sliding_window") if fields.has("sliding_window") else None
