@@ -22,7 +22,7 @@ from jaxpage.config import CacheConfig, EngineConfig, ModelConfig
 from jaxpage.device import step as device_step
 from jaxpage.device.kv_cache import init_cache
 from jaxpage.device.ops import Adapters, Backend, Model
-from jaxpage.device.placement import Placement
+from jaxpage.device.placement import WHOLE, Placement
 from jaxpage.device.types import DrawInput, KVCache, SamplingInput, StepShape, unpack
 from jaxpage.engine.batch import StepInputBuilder, draw_entries, prompt_targets, to_result
 from jaxpage.engine.faults import StepFault
@@ -326,7 +326,8 @@ class Runner:
 
         def lower() -> Lowered:
             index = self._placement.shape((num_draws,), jnp.int32)
-            return jax.jit(device_step.spread_draws).lower(self._placement.shapes(draw), index)
+            spread = jax.jit(device_step.spread_draws, **self._placement.outputs(WHOLE))
+            return spread.lower(self._placement.shapes(draw), index)
 
         count = draw.token_ids.size
         name = f"{num_draws} draws of {count} rows"
@@ -351,7 +352,8 @@ class Runner:
         fixed = shapes((self._weights, self._cache))
         vector = self._placement.shape((shape.packed_size,), jnp.int32)
         rest = shapes((self._nothing_drawn, self._adapters))
-        return jax.jit(forward, donate_argnums=1).lower(*fixed, vector, *rest)
+        where = self._placement.outputs((self._placement.pool, WHOLE, WHOLE))
+        return jax.jit(forward, donate_argnums=1, **where).lower(*fixed, vector, *rest)
 
     def _lower_draw(self, draw: DrawInput, sampling: SamplingInput, num_top: int) -> Lowered:
         def run(head: Leaves, draw: DrawInput, sampling: SamplingInput) -> Any:
@@ -370,7 +372,8 @@ class Runner:
             top = (output.top_ids, bits) if num_top else None
             return device_step.pack_draws(output, self._max_draws), top
 
-        return jax.jit(run).lower(*self._placement.shapes((self._head, draw, sampling)))
+        given = self._placement.shapes((self._head, draw, sampling))
+        return jax.jit(run, **self._placement.outputs(WHOLE)).lower(*given)
 
     def _lower_score(self, hidden: Array) -> Lowered:
         def run(head: Leaves, hidden: Array, targets: Array) -> Any:
@@ -386,7 +389,8 @@ class Runner:
             )
 
         targets = self._placement.shape(hidden.shape[:1], jnp.int32)
-        return jax.jit(run).lower(*self._placement.shapes((self._head, hidden)), targets)
+        given = self._placement.shapes((self._head, hidden))
+        return jax.jit(run, **self._placement.outputs(WHOLE)).lower(*given, targets)
 
 
 def _form(state: Any) -> tuple[tuple[int, ...], ...] | None:
