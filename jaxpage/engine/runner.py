@@ -33,7 +33,7 @@ from jaxpage.engine.swap import BlockMover
 from jaxpage.errors import ConfigError, JaxpageError
 from jaxpage.host.ladder import cut_to_rung
 from jaxpage.host.plan import PlannedRow, StepPlan, StepResult
-from jaxpage.models.params import checked_params
+from jaxpage.models.params import check_adapters, check_same_form, checked_params
 from jaxpage.native.huge_pages import renew_zeros, use_huge_pages
 from jaxpage.reading import reason
 from jaxpage.sampling_params import MAX_LOGPROBS
@@ -122,6 +122,8 @@ class Runner:
         """The plan that found the pool lost; any other is of books that know it."""
         self._is_closed = False
         self._head_tree = jax.tree.structure({name: self.params[name] for name in model.head})
+        if adapters is not None:
+            check_adapters(adapters, config)
         self._adapters = self._placement.put(adapters)
         self._nothing_drawn = self._placement.put(np.zeros((3, self._max_draws), np.int32))
         self._last: Ticket | None = None
@@ -166,17 +168,18 @@ class Runner:
             self.programs.expect(shape, _name(shape), partial(self._lower_forward, shape))
 
     def update_params(self, params: dict[str, Any]) -> None:
-        """Swaps the weights; the programs stay. Raises ConfigError that names a leaf which differs.
+        """Swaps the weights; the programs stay. Raises ConfigError that names a leaf which differs,
+        in its form too: an array, or quantised.
 
         Where it raises, the old weights stay.
         """
-        self._take(params)
+        self._take(params, before=self.params)
 
     @property
     def num_adapters(self) -> int:
         """Adapters that rows may have: 1 .. num_adapters."""
-        counts = {leaf.shape[0] for leaf in jax.tree.leaves(self._adapters)}
-        return max(counts, default=1) - 1
+        counts = (leaf.shape[0] for leaf in jax.tree.leaves(self._adapters))  # all the same
+        return next(counts, 1) - 1
 
     def check_open(self) -> None:
         """ConfigError after `close`."""
@@ -189,11 +192,13 @@ class Runner:
         self.programs.close()
         self._drop_pool()
 
-    def _take(self, params: dict[str, Any]) -> None:
+    def _take(self, params: dict[str, Any], *, before: dict[str, Any] | None = None) -> None:
         """Weights on the engine's device: jax arrays as they are where they lie there already,
         NumPy ones copied, since their owner may go on writing to them."""
         with self._placement.terms():
             params = jax.tree.map(_own, checked_params(params, self.config))
+        if before is not None:
+            check_same_form(params, before)
         # once, not with every step; from the host's pinned memory too
         self.params = self._placement.put_params(params)
         self._weights = jax.tree.leaves(self.params)
