@@ -45,12 +45,25 @@ def build(
     compile_cache.enable()
     if (config is None) != (params is None):
         raise ConfigError("got one of config and params, wanted both or neither; pass both")
-    if config is None or params is None:
-        config, params, tokenizer = _load(model, options, tokenizer)
-    elif options.dtype not in ("auto", config.dtype):
-        raise ConfigError(
-            f"got dtype={options.dtype!r} beside params of a config that says "
-            f"{config.dtype!r}, wanted the same; cast the params or leave dtype out"
+    placement = placement or Placement()
+    with placement.terms():  # what is chosen and measured is so for its device
+        if config is None or params is None:
+            config, params, tokenizer = _load(model, options, tokenizer)
+        elif options.dtype not in ("auto", config.dtype):
+            raise ConfigError(
+                f"got dtype={options.dtype!r} beside params of a config that says "
+                f"{config.dtype!r}, wanted the same; cast the params or leave dtype out"
+            )
+        known = None if tokenizer is None else as_tokenizer(tokenizer)
+        return _assemble(
+            options,
+            config,
+            params,
+            known,
+            placement=placement,
+            stages=stages,
+            adapters=adapters,
+            report=report,
         )
     known = None if tokenizer is None else as_tokenizer(tokenizer)
     return _assemble(
@@ -80,7 +93,7 @@ def _assemble(
     params: dict[str, Any],
     tokenizer: Tokenizer | None,
     *,
-    placement: Placement | None,
+    placement: Placement,
     stages: tuple[Stage, ...],
     adapters: Adapters | None,
     report: Report | None,
