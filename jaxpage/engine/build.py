@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from jaxpage.config import ModelConfig
+from jaxpage.config import DEFAULT_MODEL, ModelConfig
 from jaxpage.device.ops import Adapters
 from jaxpage.device.placement import Placement
 from jaxpage.engine import compile_cache
@@ -26,7 +26,7 @@ from jaxpage.tokenizer import Tokenizer, as_tokenizer
 def build(
     options: EngineOptions | None = None,
     *,
-    model: str | Path = "smollm2-135m",
+    model: str | Path = DEFAULT_MODEL,
     config: ModelConfig | None = None,
     params: dict[str, Any] | None = None,
     tokenizer: object | None = None,
@@ -65,17 +65,6 @@ def build(
             adapters=adapters,
             report=report,
         )
-    known = None if tokenizer is None else as_tokenizer(tokenizer)
-    return _assemble(
-        options,
-        config,
-        params,
-        known,
-        placement=placement,
-        stages=stages,
-        adapters=adapters,
-        report=report,
-    )
 
 
 def _load(
