@@ -19,7 +19,7 @@ from jaxpage.device.placement import put
 from jaxpage.errors import CapacityError, ConfigError
 from jaxpage.formats.assemble import LeafPlan, num_bytes, plan_leaves, read_leaf
 from jaxpage.formats.converted import PARAMS_NAME, converted_leaves, noted_warnings, read_own_config
-from jaxpage.formats.locate import DEFAULT_MODEL, locate
+from jaxpage.formats.locate import locate
 from jaxpage.formats.orbax_io import read_leaves
 from jaxpage.formats.sources import detect, find_tokenizer, open_source
 from jaxpage.formats.tree import nest
@@ -27,7 +27,7 @@ from jaxpage.memory import free_bytes
 from jaxpage.terms import default_device
 from jaxpage.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["DEFAULT_MODEL", "load", "load_weights"]
+__all__ = ["load", "load_weights"]
 
 
 def load(

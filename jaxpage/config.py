@@ -12,6 +12,8 @@ from jaxpage.errors import ConfigError
 
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
+DEFAULT_MODEL = "smollm2-135m"
+"""What is loaded where no model is named."""
 RopeKind = Literal["linear", "dynamic", "llama3"]
 MOST_LAYERS = 10_000
 MOST_POSITIONS = 2**24

@@ -13,8 +13,8 @@ import pytest
 
 from convert.run import convert
 from jaxpage import checkpoint
-from jaxpage.checkpoint import DEFAULT_MODEL, load, load_weights
-from jaxpage.config import DType
+from jaxpage.checkpoint import load, load_weights
+from jaxpage.config import DEFAULT_MODEL, DType
 from jaxpage.errors import CapacityError, CheckpointError, ConfigError
 from jaxpage.models.registry import abstract_params
 from tests.golden import DATA_DIR

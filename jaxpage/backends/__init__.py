@@ -4,9 +4,13 @@ xla         plain XLA: runs everywhere
 reference   the same around a plain, differentiable attention
 native      C++ kernels for CPUs
 pallas      attention kernels for NVIDIA GPUs, interpreted elsewhere
+
+own_attention is what `jaxpage.functional` puts around a function of the caller's.
 """
 
 from __future__ import annotations
+
+from collections.abc import Hashable
 
 from jaxpage.backends.native import Native
 from jaxpage.backends.pallas import Pallas
@@ -28,12 +32,18 @@ PLAIN: Backend = Xla()
 """The one that runs everywhere."""
 
 
-def as_backend(given: str | Backend, *, shares_prefixes: bool = True) -> Backend:
+def as_backend(given: str | Backend | type, *, shares_prefixes: bool = True) -> Backend:
     """The backend of that name; a Backend is returned as it is.
 
-    Raises ConfigError for another name, and for kernels that were not built.
+    Raises ConfigError for another name, for kernels that were not built, for what is no backend.
     """
     if not isinstance(given, str):
+        is_value = isinstance(given, Hashable) and not isinstance(given, type)
+        if not (is_value and isinstance(given, Backend)):
+            raise ConfigError(
+                f"got attention={given!r}, wanted a name or a backend, which programs can be keyed "
+                "by; see jaxpage.device.ops.Backend"
+            )
         return given
     if given not in BACKENDS:
         raise ConfigError(f"got attention={given!r}, wanted one of {sorted(BACKENDS)}")

@@ -38,6 +38,7 @@ class Xla:
     """The operations of `jaxpage.device.ops.Backend`, which states what each must return."""
 
     shares_prefixes: bool = True
+    """Whether leading blocks that rows have in common are read once."""
 
     @property
     def reads_groups(self) -> bool:

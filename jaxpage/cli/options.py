@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import Any, NoReturn
 
-from jaxpage.config import DTYPES
+from jaxpage.config import DEFAULT_MODEL, DTYPES
 from jaxpage.errors import ConfigError
 
 _LATER = "in a later version"
@@ -76,7 +76,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _add_input(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--model", default="smollm2-135m", metavar="M",
+    group.add_argument("--model", default=DEFAULT_MODEL, metavar="M",
                        help="name, directory, .gguf file or Hub id (%(default)s)")  # fmt: skip
     group.add_argument("--dtype", default="auto", choices=("auto", *DTYPES),
                        help="auto: float32 on a CPU, bfloat16 on a GPU")  # fmt: skip

@@ -22,18 +22,14 @@ from jaxpage.weights import Leaf, Weight
 class Backend(Protocol):
     """The operations that differ by machine. Frozen and hashable: it is static under `jax.jit`.
 
-    Arrays are [T, ...], one row a token. `jaxpage.backends.xla.Xla` has a form of each operation
-    that runs everywhere; a new backend extends it and replaces what it does better.
+    Arrays are [T, ...], a token a row. The plain backend of `jaxpage.backends` has a form of each
+    operation that runs everywhere; one of one's own extends it and replaces what it does better.
     """
 
     @property
-    def shares_prefixes(self) -> bool:
-        """Whether leading blocks that several rows share are read once."""
-        ...
-
-    @property
     def reads_groups(self) -> bool:
-        """Whether the step must name those rows; if not, the backend finds them or does without."""
+        """Whether the step must name the rows whose leading blocks are the same, so that these are
+        read once; else the backend finds those rows itself, or reads all of each."""
         ...
 
     @property

@@ -91,6 +91,18 @@ class Placement:
         sharding = None if self.mesh is None else self._whole
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
+    def outputs(self, specs: Any) -> dict[str, Any]:
+        """Options of `jax.jit` for a program whose outputs are cut as `specs` says, a spec for each
+        or for a tree of them. A mesh's programs are told: what one puts out another takes, and its
+        compiler would choose for each. One device has no choice."""
+        if self.mesh is None:
+            return {}
+
+        def is_spec(entry: Any) -> bool:
+            return isinstance(entry, PartitionSpec)
+
+        return {"out_shardings": jax.tree.map(self._sharding, specs, is_leaf=is_spec)}
+
     def _put_param(self, path: tuple[Any, ...], leaf: Any) -> Any:
         spec = self._rule(path)
         sharding = self._sharding(spec)

@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from jaxpage.config import ModelConfig
+from jaxpage.config import DEFAULT_MODEL, ModelConfig
 from jaxpage.device.ops import Adapters
 from jaxpage.device.placement import Placement
 from jaxpage.engine import compile_cache
@@ -26,7 +26,7 @@ from jaxpage.tokenizer import Tokenizer, as_tokenizer
 def build(
     options: EngineOptions | None = None,
     *,
-    model: str | Path = "smollm2-135m",
+    model: str | Path = DEFAULT_MODEL,
     config: ModelConfig | None = None,
     params: dict[str, Any] | None = None,
     tokenizer: object | None = None,
@@ -45,24 +45,26 @@ def build(
     compile_cache.enable()
     if (config is None) != (params is None):
         raise ConfigError("got one of config and params, wanted both or neither; pass both")
-    if config is None or params is None:
-        config, params, tokenizer = _load(model, options, tokenizer)
-    elif options.dtype not in ("auto", config.dtype):
-        raise ConfigError(
-            f"got dtype={options.dtype!r} beside params of a config that says "
-            f"{config.dtype!r}, wanted the same; cast the params or leave dtype out"
+    placement = placement or Placement()
+    with placement.terms():  # what is chosen and measured is so for its device
+        if config is None or params is None:
+            config, params, tokenizer = _load(model, options, tokenizer)
+        elif options.dtype not in ("auto", config.dtype):
+            raise ConfigError(
+                f"got dtype={options.dtype!r} beside params of a config that says "
+                f"{config.dtype!r}, wanted the same; cast the params or leave dtype out"
+            )
+        known = None if tokenizer is None else as_tokenizer(tokenizer)
+        return _assemble(
+            options,
+            config,
+            params,
+            known,
+            placement=placement,
+            stages=stages,
+            adapters=adapters,
+            report=report,
         )
-    known = None if tokenizer is None else as_tokenizer(tokenizer)
-    return _assemble(
-        options,
-        config,
-        params,
-        known,
-        placement=placement,
-        stages=stages,
-        adapters=adapters,
-        report=report,
-    )
 
 
 def _load(
@@ -80,7 +82,7 @@ def _assemble(
     params: dict[str, Any],
     tokenizer: Tokenizer | None,
     *,
-    placement: Placement | None,
+    placement: Placement,
     stages: tuple[Stage, ...],
     adapters: Adapters | None,
     report: Report | None,

@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxpage.config import CacheConfig, EngineConfig, ModelConfig
+from jaxpage.config import DEFAULT_MODEL, CacheConfig, EngineConfig, ModelConfig
 from jaxpage.device.ops import Adapters
 from jaxpage.device.placement import Placement
 from jaxpage.engine.build import build
 from jaxpage.engine.engine import LLMEngine
 from jaxpage.engine.options import EngineOptions
+from jaxpage.engine.programs import Report
 from jaxpage.engine.requests import (
     Message,
     Params,
@@ -67,7 +68,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path = "smollm2-135m",
+        model: str | Path = DEFAULT_MODEL,
         *,
         config: ModelConfig | None = None,
         params: dict[str, Any] | None = None,
@@ -75,7 +76,7 @@ class LLM:
         placement: Placement | None = None,
         stages: tuple[Stage, ...] = STAGES,
         adapters: Adapters | None = None,
-        report: Callable[[str, float], None] | None = None,
+        report: Report | None = None,
         **options: Any,
     ) -> None:
         if "kv_dtype" in options:

@@ -61,11 +61,8 @@ class EngineOptions:
         _choice("preemption", self.preemption, ("auto", "recompute", "swap"))
         if isinstance(self.attention, str):
             _choice("attention", self.attention, ("auto", *BACKENDS))
-        elif not isinstance(self.attention, Backend):
-            raise ConfigError(
-                f"got attention={self.attention!r}, wanted a name or a backend; see "
-                "jaxpage.device.ops.Backend"
-            )
+        else:
+            as_backend(self.attention)
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens"):
             _whole(name, getattr(self, name), 1, MOST_ROWS if name == "max_num_seqs" else MOST)
         for name, least in (("num_blocks", 1), ("max_model_len", 1), ("swap_blocks", 0)):
@@ -76,6 +73,11 @@ class EngineOptions:
                 raise ConfigError(
                     f"got {name}={getattr(self, name)!r}, wanted True or False; choose one"
                 )
+        if not (self.shared_prefix_decode or isinstance(self.attention, str)):
+            raise ConfigError(
+                "got shared_prefix_decode=False beside a backend of your own, wanted one or the "
+                "other; make a backend that shares none"
+            )
         if self.tensor_parallel_size != 1:
             raise comes_later(f"tensor_parallel_size={self.tensor_parallel_size}", "1")
         if self.seed is not None:

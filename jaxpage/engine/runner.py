@@ -22,7 +22,7 @@ from jaxpage.config import CacheConfig, EngineConfig, ModelConfig
 from jaxpage.device import step as device_step
 from jaxpage.device.kv_cache import init_cache
 from jaxpage.device.ops import Adapters, Backend, Model
-from jaxpage.device.placement import Placement
+from jaxpage.device.placement import WHOLE, Placement
 from jaxpage.device.types import DrawInput, KVCache, SamplingInput, StepShape, unpack
 from jaxpage.engine.batch import StepInputBuilder, draw_entries, prompt_targets, to_result
 from jaxpage.engine.faults import StepFault
@@ -33,7 +33,7 @@ from jaxpage.engine.swap import BlockMover
 from jaxpage.errors import ConfigError, JaxpageError
 from jaxpage.host.ladder import cut_to_rung
 from jaxpage.host.plan import PlannedRow, StepPlan, StepResult
-from jaxpage.models.params import checked_params
+from jaxpage.models.params import check_adapters, check_same_form, checked_params
 from jaxpage.reading import reason
 from jaxpage.sampling_params import MAX_LOGPROBS
 
@@ -122,6 +122,8 @@ class Runner:
         """The plan that found the pool lost; any other was made knowing it."""
         self._is_closed = False
         self._head_tree = jax.tree.structure({name: self.params[name] for name in model.head})
+        if adapters is not None:
+            check_adapters(adapters, config)
         self._adapters = self._placement.put(adapters)
         self._nothing_drawn = self._placement.put(np.zeros((3, self._max_draws), np.int32))
         self._last: Ticket | None = None
@@ -166,17 +168,18 @@ class Runner:
             self.programs.expect(shape, _name(shape), partial(self._lower_forward, shape))
 
     def update_params(self, params: dict[str, Any]) -> None:
-        """Swaps the weights; the programs stay. Raises ConfigError that names a leaf which differs.
+        """Swaps the weights; the programs stay. Raises ConfigError that names a leaf which differs,
+        in its form too: an array, or quantised.
 
         Where it raises, the old weights stay.
         """
-        self._take(params)
+        self._take(params, before=self.params)
 
     @property
     def num_adapters(self) -> int:
         """Adapters that rows may have: 1 .. num_adapters."""
-        counts = {leaf.shape[0] for leaf in jax.tree.leaves(self._adapters)}
-        return max(counts, default=1) - 1
+        counts = (leaf.shape[0] for leaf in jax.tree.leaves(self._adapters))  # all the same
+        return next(counts, 1) - 1
 
     def check_open(self) -> None:
         """ConfigError after `close`."""
@@ -189,11 +192,13 @@ class Runner:
         self.programs.close()
         self._drop_pool()
 
-    def _take(self, params: dict[str, Any]) -> None:
+    def _take(self, params: dict[str, Any], *, before: dict[str, Any] | None = None) -> None:
         """Puts the weights on the engine's device: jax arrays that are there already stay, NumPy
         arrays are copied, since the caller may go on writing to them."""
         with self._placement.terms():
             params = jax.tree.map(_own, checked_params(params, self.config))
+        if before is not None:
+            check_same_form(params, before)
         # once, not with every step; also from pinned memory of the host
         self.params = self._placement.put_params(params)
         self._weights = jax.tree.leaves(self.params)
@@ -324,7 +329,8 @@ class Runner:
 
         def lower() -> Lowered:
             index = self._placement.shape((num_draws,), jnp.int32)
-            return jax.jit(device_step.spread_draws).lower(self._placement.shapes(draw), index)
+            spread = jax.jit(device_step.spread_draws, **self._placement.outputs(WHOLE))
+            return spread.lower(self._placement.shapes(draw), index)
 
         count = draw.token_ids.size
         name = f"{num_draws} draws of {count} rows"
@@ -349,7 +355,8 @@ class Runner:
         fixed = shapes((self._weights, self._cache))
         vector = self._placement.shape((shape.packed_size,), jnp.int32)
         rest = shapes((self._nothing_drawn, self._adapters))
-        return jax.jit(forward, donate_argnums=1).lower(*fixed, vector, *rest)
+        where = self._placement.outputs((self._placement.pool, WHOLE, WHOLE))
+        return jax.jit(forward, donate_argnums=1, **where).lower(*fixed, vector, *rest)
 
     def _lower_draw(self, draw: DrawInput, sampling: SamplingInput, num_top: int) -> Lowered:
         def run(head: Leaves, draw: DrawInput, sampling: SamplingInput) -> Any:
@@ -368,7 +375,8 @@ class Runner:
             top = (output.top_ids, bits) if num_top else None
             return device_step.pack_draws(output, self._max_draws), top
 
-        return jax.jit(run).lower(*self._placement.shapes((self._head, draw, sampling)))
+        given = self._placement.shapes((self._head, draw, sampling))
+        return jax.jit(run, **self._placement.outputs(WHOLE)).lower(*given)
 
     def _lower_prompt_logprobs(self, hidden: Array) -> Lowered:
         def run(head: Leaves, hidden: Array, targets: Array) -> Any:
@@ -384,7 +392,8 @@ class Runner:
             )
 
         targets = self._placement.shape(hidden.shape[:1], jnp.int32)
-        return jax.jit(run).lower(*self._placement.shapes((self._head, hidden)), targets)
+        given = self._placement.shapes((self._head, hidden))
+        return jax.jit(run, **self._placement.outputs(WHOLE)).lower(*given, targets)
 
 
 def _form(state: Any) -> tuple[tuple[int, ...], ...] | None:

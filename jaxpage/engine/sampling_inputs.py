@@ -64,7 +64,8 @@ class Stage(NamedTuple):
     apply: Apply
     """Traced: (logits [R, V], the packed state, DrawInput) to logits [R, V]."""
     changes: bool = False
-    """Whether the state changes with every token, so that each step packs and sends it."""
+    """Whether the state changes with every token, so that each step asks for it and sends it: from
+    one step to the next there may be none, or one again."""
 
 
 class CachedSettings(NamedTuple):
@@ -106,21 +107,21 @@ class SamplingBuilder:
         self._cached[key] = cached
         if not cached.changing:
             return cached.sampling, cached.num_top
+        packed = {place: self._pack(place, draws, num_draws) for place in cached.changing}
+        if all(state is None for state in packed.values()):
+            return cached.sampling, cached.num_top
         states = list(cached.sampling.states)
-        for place in cached.changing:
-            states[place] = self._put(self._pack(place, draws, num_draws))
+        for place, state in packed.items():
+            states[place] = self._put(state)
         return replace(cached.sampling, states=tuple(states)), cached.num_top
 
     def _cache_settings(self, draws: tuple[Draw, ...], num_draws: int) -> CachedSettings:
         wanted = max(draw.num_candidates or draw.params.logprobs or 0 for draw in draws)
-        states = [self._pack(place, draws, num_draws) for place in range(len(self._stages))]
-        changing = tuple(
-            place
+        states = [
+            None if stage.changes else self._pack(place, draws, num_draws)
             for place, stage in enumerate(self._stages)
-            if stage.changes and states[place] is not None
-        )
-        for place in changing:
-            states[place] = None  # sent with each step
+        ]
+        changing = tuple(place for place, stage in enumerate(self._stages) if stage.changes)
         settings = replace(self._settings(draws, num_draws), states=tuple(states))
         return CachedSettings(
             draws=draws,

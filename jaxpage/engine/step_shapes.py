@@ -98,23 +98,6 @@ class StepShapes:
             return shape.num_draws
         return self.decode_rows.fit(count)
 
-    def all_shapes(self) -> tuple[StepShape, ...]:
-        """The shapes of all forward programs that there can ever be."""
-        return (
-            *(self.decode(rows) for rows in self.decode_rows.sizes),
-            *(
-                self.decode(rows, with_groups=True)
-                for rows in self.decode_rows.sizes[1:]
-                if self.has_groups
-            ),
-            *(self.prefill(tokens) for tokens in self.prefill_tokens.sizes),
-            *(
-                self.mixed(rows, tokens)
-                for rows in self.mixed_rows.sizes
-                for tokens in self.prefill_tokens.sizes
-            ),
-        )
-
     def _shape(
         self, tokens: int, rows: int, draws: int, *, num_single: int, num_groups: int = 0
     ) -> StepShape:

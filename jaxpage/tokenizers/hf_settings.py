@@ -18,6 +18,7 @@ from tokenizers import AddedToken
 
 from jaxpage.errors import CheckpointError
 from jaxpage.reading import read_json, read_text, reading
+from jaxpage.tokenizers.default_templates import default_template
 
 CONFIG_FILE, GENERATION_FILE = "tokenizer_config.json", "generation_config.json"
 MAP_FILE, ADDED_FILE = "special_tokens_map.json", "added_tokens.json"

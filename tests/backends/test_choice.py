@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -56,4 +57,21 @@ def test_whether_rows_share_their_prefixes_is_the_backends() -> None:
     assert EngineOptions(attention="xla").backend().reads_groups
     for name in ("xla", "reference"):
         own = EngineOptions(attention=name, shared_prefix_decode=False).backend()
-        assert not own.shares_prefixes and not own.reads_groups
+        assert own == BACKENDS[name](shares_prefixes=False) and not own.reads_groups
+    with pytest.raises(ConfigError, match="beside a backend"):
+        EngineOptions(attention=Xla(), shared_prefix_decode=False).checked()
+
+
+class Unhashable(Xla):
+    """An equality of its own takes the hash away."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+@pytest.mark.parametrize("given", [Xla, Unhashable(), 3, None])
+def test_what_is_no_backend_is_refused_at_once(given: Any) -> None:
+    with pytest.raises(ConfigError, match="wanted a name or a backend"):
+        EngineOptions(attention=given).checked()
+    with pytest.raises(ConfigError, match="wanted a name or a backend"):
+        as_backend(given)

@@ -99,3 +99,26 @@ def test_a_cut_that_does_not_come_out_even_names_the_parameter() -> None:
     rules = ((r"", PartitionSpec("model")),)
     with pytest.raises(jp.ConfigError, match=r"'head/kernel' of shape \(3, 2\)"):
         on_mesh(rules=rules).put_params({"head": {"kernel": np.ones((3, 2))}})
+
+
+def test_what_a_mesh_puts_out_it_takes_again() -> None:
+    """Samples, blocks that are copied and swapped, scored prompts: each program feeds another."""
+    params = jp.init_params(CONFIG, 2)
+    sampled = jp.SamplingParams(n=2, seed=3, max_tokens=16, ignore_eos=True, prompt_logprobs=1)
+    found = []
+    for placement in (None, on_mesh()):
+        llm = jp.LLM(
+            config=CONFIG,
+            params=params,
+            placement=placement,
+            attention="xla",
+            block_size=4,
+            num_blocks=10,
+            swap_blocks=16,
+            preemption="swap",
+            max_num_seqs=4,
+        )
+        outputs = llm.generate([[1, 2, 3, 4, 5], [6, 7, 8, 9]], sampled, raise_on_error=True)
+        found.append([each.token_ids for output in outputs for each in output.outputs])
+        assert llm.stats().preemptions_swap
+    assert found[0] == found[1]

@@ -15,6 +15,7 @@ from jaxpage.engine.batch import StepInputBuilder, draw_entries
 from jaxpage.engine.step_shapes import StepShapes
 from jaxpage.host.plan import Draw, PlannedRow, StepPlan
 from jaxpage.sampling_params import SamplingParams
+from tests.engine.shapes import all_shapes
 
 SIZE = 4
 CACHE = CacheConfig(num_blocks=100, block_size=SIZE)
@@ -79,8 +80,8 @@ def test_only_decode_has_one_token_in_every_row(num_seqs: int, attention: str) -
     config = EngineConfig(max_model_len=64, max_num_seqs=num_seqs)
     shapes = StepShapes.of(config, CACHE, BACKENDS[attention]())
     decode = {shapes.decode(rows) for rows in range(1, num_seqs + 1)}
-    groups = {shape for shape in shapes.all_shapes() if shape.num_groups}
-    for shape in shapes.all_shapes():
+    groups = {shape for shape in all_shapes(shapes) if shape.num_groups}
+    for shape in all_shapes(shapes):
         assert shape.is_decode == (shape in decode | groups), shape
         assert shape.num_draws >= min(shape.num_rows, num_seqs), shape
 

@@ -12,6 +12,7 @@ import pytest
 
 from jaxpage import LLM, CapacityError, ConfigError, RequestError, SamplingParams, load
 from jaxpage.device.types import StepShape
+from tests.engine.shapes import all_shapes
 from tests.tiny import MODEL_DIR
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
@@ -103,7 +104,7 @@ def test_a_warm_engine_compiles_nothing_whatever_the_settings(llm: LLM) -> None:
 
 def test_the_number_of_programs_is_bounded_by_construction(llm: LLM) -> None:
     ids(llm, PROMPTS, mixed())
-    shapes = llm.runner.shapes.all_shapes()
+    shapes = all_shapes(llm.runner.shapes)
     own = [
         shape
         for shape in shapes
@@ -125,7 +126,7 @@ def test_the_number_of_programs_is_bounded_by_construction(llm: LLM) -> None:
 def test_a_step_updates_the_pool_in_place(llm: LLM) -> None:
     ids(llm, PROMPTS, GREEDY)
     pool = sum(leaf.nbytes for leaf in llm.runner._cache)
-    for shape in llm.runner.shapes.all_shapes():
+    for shape in all_shapes(llm.runner.shapes):
         memory = llm.runner._forward_program(shape).memory_analysis()
         assert memory.alias_size_in_bytes == pool, shape
 

@@ -13,6 +13,8 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import jaxpage as jp
 from jaxpage.engine.programs import Programs
+from jaxpage.engine.sizing import size_pool
+from jaxpage.terms import default_device
 
 CONFIG = jp.ModelConfig(
     vocab_size=32,
@@ -108,6 +110,24 @@ def test_an_engine_stays_on_the_default_device_of_its_making(
     with jax.set_mesh(jax.make_mesh((2,), ("data",))):
         assert made(llm) == wanted
     assert places(llm) == {second}
+
+
+def test_what_fits_is_asked_of_the_placements_device(
+    params: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The backend, the dtype, the free memory and the costs are those of the default device."""
+    second = jax.devices()[1]
+    asked = []
+
+    def size(*args: Any, **kwargs: Any) -> jp.CacheConfig:
+        asked.append(default_device())
+        return size_pool(*args, **kwargs)
+
+    monkeypatch.setattr("jaxpage.engine.build.size_pool", size)
+    placement = jp.Placement(second)
+    llm = jp.LLM(config=CONFIG, params=params, placement=placement, num_blocks=8, max_num_seqs=1)
+    assert asked == [second] and places(llm) == {second}
+    assert default_device() == jax.devices()[0]
 
 
 def test_an_engine_runs_in_contexts_that_came_later(params: dict[str, Any], wanted: Made) -> None:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpage import LLM, ConfigError, SamplingParams
+from jaxpage import LLM, ConfigError, Quantized, SamplingParams
 from jaxpage.device.step import pack_draws
 from jaxpage.device.types import StepOutput, StepShape
 from jaxpage.engine.batch import to_result
@@ -34,6 +34,40 @@ def test_draws_read_no_more_than_the_models_head(is_tied: bool) -> None:
     hidden = jnp.ones((2, config.hidden_size))
     head = {name: params[name] for name in model.head}
     np.testing.assert_array_equal(logits_of(model, head, hidden), logits_of(model, params, hidden))
+
+
+def test_new_weights_have_the_form_of_the_old() -> None:
+    config = toy_config()
+    params = init_params(config)
+    llm = LLM(config=config, params=params, num_blocks=8, max_model_len=32, max_num_seqs=1)
+    table = params["embed"]["embedding"]
+    scales = jnp.ones((table.shape[0], 1), table.dtype)
+    quantized = Quantized(table.astype(jnp.int8), scales, group=table.shape[1])
+    greedy = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    wanted = llm.generate([[1, 2]], greedy)[0].outputs
+    with pytest.raises(ConfigError, match=r"quantised in groups .*embed/embedding.* an array"):
+        llm.update_params({**params, "embed": {"embedding": quantized}})
+    assert llm.generate([[1, 2]], greedy)[0].outputs == wanted
+
+
+@pytest.mark.parametrize(
+    ("layer", "name", "shapes", "says"),
+    [
+        ("layer_0", "out", ((2, 1, 8), (2, 8, 1)), "adapter of layer_0/out, wanted"),
+        ("layers_0", "o_proj", ((2, 1, 8), (2, 8, 1)), "layers_0/o_proj, wanted"),
+        ("layers_0", "down", ((2, 1, 8), (2, 8, 1)), "of shapes"),
+        ("layers_0", "out", ((2, 1, 8), (3, 8, 1)), "of shapes"),
+        ("layers_0", "out", ((2, 1, 8), (2, 8, 1)), "that is not zeros"),
+    ],
+)
+def test_an_adapter_that_fits_nothing_is_refused(
+    layer: str, name: str, shapes: tuple[tuple[int, ...], ...], says: str
+) -> None:
+    config = toy_config(hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4)
+    assert config.intermediate_size != 8
+    adapters = {layer: {name: tuple(np.ones(shape, np.float32) for shape in shapes)}}
+    with pytest.raises(ConfigError, match=says):
+        LLM(config=config, params=init_params(config), adapters=adapters, num_blocks=4)
 
 
 def test_a_packed_draw_comes_back_whole() -> None:

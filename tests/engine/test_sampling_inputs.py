@@ -173,3 +173,22 @@ def test_a_stage_of_ones_own_is_packed_and_applied_after_the_others() -> None:
     applied = tuple(stage.apply for stage in stages)
     out = sample(logits, given, settings, stages=applied)
     assert out.token_ids.tolist() == [5, 9, 9, 9]
+
+
+def test_a_stage_that_changes_may_begin_and_end_with_any_step() -> None:
+    """Two stages whose state comes and goes with the tokens, and the settings stay the same."""
+
+    def after(length: int) -> Stage:
+        def pack(draws: tuple[Draw, ...], num_draws: int, limits: Limits) -> Any | None:
+            is_due = any(len(draw.history) == length for draw in draws)
+            return np.full(num_draws, length, np.int32) if is_due else None
+
+        return Stage(pack, lambda logits, state, draw: logits, changes=True)
+
+    stages = (after(4), after(5))
+    builder = SamplingBuilder(EngineConfig(max_model_len=64), VOCAB, Placement(), stages)
+    seen = []
+    for length in (3, 4, 5, 6):
+        settings, _ = builder.build((draw(1, history=(7,) * length),), 1)
+        seen.append([None if state is None else int(state[0]) for state in settings.states])
+    assert seen == [[None, None], [4, None], [None, 5], [None, None]]

@@ -10,8 +10,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from jaxpage.config import DEFAULT_MODEL
 from jaxpage.errors import CheckpointError
-from jaxpage.formats.locate import DEFAULT_MODEL, locate
+from jaxpage.formats.locate import locate
 
 
 class Hub:

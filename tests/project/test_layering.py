@@ -27,8 +27,7 @@ class Room(NamedTuple):
 
 
 HOST = "jaxpage.config jaxpage.sampling_params jaxpage.outputs jaxpage.errors"
-KINDS = "jaxpage.tokenizer jaxpage.tokenizers jaxpage.reading jaxpage.errors"
-TEXT = f"jaxpage.chat_template {KINDS}"
+TEXT = "jaxpage.tokenizer jaxpage.tokenizers jaxpage.reading jaxpage.errors"
 
 ROOMS = {
     "jaxpage.__init__": Room("jaxpage"),  # lazily: see test_package.py
@@ -42,13 +41,17 @@ ROOMS = {
     "jaxpage.terms": Room("", "jax numpy"),
     "jaxpage.memory": Room("jaxpage.terms"),
     "jaxpage.unsupported": Room("jaxpage.sampling_params jaxpage.errors"),
-    "jaxpage.tokenizer": Room(KINDS, "sentencepiece tokenizers"),
-    "jaxpage.tokenizers": Room(KINDS, "sentencepiece tokenizers"),
-    "jaxpage.chat_template": Room("jaxpage.sandbox " + TEXT, "jinja2"),
+    "jaxpage.tokenizer": Room(TEXT, "tokenizers"),
+    "jaxpage.tokenizers": Room(
+        "jaxpage.tokenizers jaxpage.reading jaxpage.errors", "sentencepiece tokenizers"
+    ),
+    "jaxpage.chat_template": Room(
+        "jaxpage.sandbox jaxpage.tokenizers jaxpage.reading jaxpage.errors", "jinja2"
+    ),
     "jaxpage.sandbox": Room("jaxpage.sandbox jaxpage.errors", "jinja2"),
     "jaxpage.checkpoint": Room(
-        "jaxpage.checkpoint jaxpage.device.placement jaxpage.formats jaxpage.config "
-        f"jaxpage.memory jaxpage.terms {TEXT}",
+        "jaxpage.device.placement jaxpage.formats jaxpage.config jaxpage.memory jaxpage.terms "
+        "jaxpage.tokenizer jaxpage.errors",
         "jax",
     ),
     "jaxpage.fields": Room("jaxpage.config jaxpage.errors"),
@@ -56,7 +59,7 @@ ROOMS = {
         f"jaxpage.formats jaxpage.fields jaxpage.models jaxpage.config {TEXT}",
         "jax numpy ml_dtypes orbax gguf",
     ),
-    "jaxpage.formats.locate": Room("jaxpage.reading jaxpage.errors", "huggingface_hub"),
+    "jaxpage.formats.locate": Room("jaxpage.config jaxpage.errors", "huggingface_hub"),
     "jaxpage.formats.torch_io": Room(
         "jaxpage.formats jaxpage.config jaxpage.reading jaxpage.errors", "numpy ml_dtypes torch"
     ),
@@ -78,26 +81,28 @@ ROOMS = {
     "jaxpage.models": Room(
         "jaxpage.models jaxpage.backends jaxpage.device.ops jaxpage.device.types jaxpage.weights "
         "jaxpage.fields jaxpage.config jaxpage.terms jaxpage.errors",
-        "jax numpy flax jaxtyping",
+        "jax numpy flax",
     ),
-    "jaxpage.functional": Room(
-        "jaxpage.backends jaxpage.device jaxpage.config jaxpage.terms", "jax jaxtyping"
-    ),
+    "jaxpage.functional": Room("jaxpage.backends jaxpage.device jaxpage.terms", "jax jaxtyping"),
     "jaxpage.engine": Room(
         "jaxpage.engine jaxpage.host jaxpage.device jaxpage.backends jaxpage.models "
         "jaxpage.checkpoint jaxpage.unsupported jaxpage.memory "
-        f"jaxpage.terms jaxpage.numbers {HOST} {TEXT}",
-        "jax numpy tqdm",
+        "jaxpage.terms jaxpage.numbers jaxpage.chat_template jaxpage.tokenizer jaxpage.reading "
+        f"{HOST}",
+        "jax numpy",
     ),
     "jaxpage.generate": Room(
-        f"jaxpage.cli jaxpage.engine jaxpage.interrupts jaxpage.unsupported {HOST} {TEXT}",
+        "jaxpage.cli jaxpage.engine jaxpage.interrupts jaxpage.sampling_params jaxpage.outputs "
+        "jaxpage.errors",
         "jax tqdm",
     ),
-    "jaxpage.cli": Room(f"jaxpage.cli jaxpage.unsupported {HOST} {TEXT}", "tqdm"),
+    "jaxpage.cli": Room(f"jaxpage.cli {HOST}"),
     "jaxpage.cli.block_picture": Room("jaxpage.outputs jaxpage.errors", "cairosvg"),
     "pallas_kernels": Room("pallas_kernels", "jax"),
     "convert": Room(
-        f"convert jaxpage.formats jaxpage.models.family jaxpage.config {TEXT}", "numpy"
+        "convert jaxpage.formats jaxpage.models.family jaxpage.config jaxpage.chat_template "
+        f"{TEXT}",
+        "numpy",
     ),
     "convert.__main__": Room("convert jaxpage.config jaxpage.errors jaxpage.interrupts", "tqdm"),
 }

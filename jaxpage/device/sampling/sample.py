@@ -5,8 +5,8 @@
                                                         one draw
 
 Settings are arrays. Another program is compiled only for: edits None or not, history None or of one
-of two widths, num_top 0 or not: at most 2 x 3 x 2 for each row count. Work that no draw asks for is
-not done.
+of two widths, num_top 0 or not: at most 2 x 3 x 2 for each row count, and for beams num_top on two
+wider rungs. Work that no draw asks for is not done.
 When all ids of a draw are forbidden it takes id 0, with log-probability -inf.
 """
 
