@@ -141,6 +141,7 @@ def test_load_gives_all_three() -> None:
     assert tokenizer.decode(tokenizer.encode("Tom has a red ball.")) == "Tom has a red ball."
 
 
+@pytest.mark.slow
 @pytest.mark.weights
 def test_the_default_model() -> None:
     config, params, tokenizer = load(DEFAULT_MODEL)

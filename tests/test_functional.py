@@ -42,6 +42,7 @@ def prefilling(config: jp.ModelConfig, ids: list[int]) -> tuple[Any, Any, jp.Ste
     return jp.build_model(config), jp.init_cache(config, num_blocks=1, block_size=16), step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["reference", "xla"])
 def test_a_loop_of_forwards_yields_the_engines_ids(
     parts: tuple[jp.ModelConfig, dict[str, Any], Any], attention: str
@@ -59,6 +60,7 @@ def test_a_loop_of_forwards_yields_the_engines_ids(
     llm.close()
 
 
+@pytest.mark.slow
 def test_prefill_and_decode_draw_what_forward_scores(
     parts: tuple[jp.ModelConfig, dict[str, Any], Any],
 ) -> None:
@@ -77,6 +79,7 @@ def test_prefill_and_decode_draw_what_forward_scores(
     assert again.token_ids.tolist() == [int(logits[0].argmax())]
 
 
+@pytest.mark.slow
 def test_sample_draws_with_settings_of_its_own(
     parts: tuple[jp.ModelConfig, dict[str, Any], Any],
 ) -> None:
@@ -96,6 +99,7 @@ def test_sample_draws_with_settings_of_its_own(
     assert only.token_ids.tolist() == [7]
 
 
+@pytest.mark.slow
 def test_gradients_flow_through_the_reference_attention(
     parts: tuple[jp.ModelConfig, dict[str, Any], Any],
 ) -> None:

@@ -49,6 +49,7 @@ def test_it_stands_for_the_nearest_multiples_of_its_scales(group: int | None) ->
     assert (error <= 0.51 * np.asarray(got.scales)).all() and error.max() > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_tokens", [3, 40])
 @pytest.mark.parametrize("group", [None, 8])
 def test_products_and_rows_are_those_of_the_dense_matrix(
@@ -63,6 +64,7 @@ def test_products_and_rows_are_those_of_the_dense_matrix(
     np.testing.assert_array_equal(take_rows(table, ids), table.dense()[ids])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("group", [None, 8])
 @pytest.mark.parametrize("is_tied", [False, True])
@@ -122,6 +124,7 @@ def test_a_bias_stays_an_array() -> None:
         checked_params(params, config)
 
 
+@pytest.mark.slow
 def test_an_engine_serves_it_and_copies_numpy_parts() -> None:
     config = toy_config(max_position_embeddings=32)
     params = all_quantized(jp.init_params(config, 3), 8)

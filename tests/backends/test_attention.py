@@ -148,6 +148,7 @@ def test_padding_and_empty_rows_give_exactly_zero(backend: str) -> None:
         assert not run(backend, case, problem)[dead].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["decode edges", "mixed", "mixed step", "shared", "bfloat16"])
 def test_the_tolerance_would_notice(name: str) -> None:
     case = CASES[name]

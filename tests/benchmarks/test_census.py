@@ -103,6 +103,7 @@ def test_circles_are_the_sets_that_reach_each_other() -> None:
     assert census.circles(arrows) == [frozenset("abc"), frozenset("de")]
 
 
+@pytest.mark.slow
 def test_this_tree_is_counted() -> None:
     source = census.Source(Path(__file__).parents[2])
     counts = census.whole_counts(source)

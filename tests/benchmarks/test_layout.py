@@ -95,6 +95,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     assert not arrows, f"in or behind a circle: {sorted(arrows)}"
 
 
+@pytest.mark.slow
 def test_what_lies_in_common_is_used_by_more_than_one_room() -> None:
     users: dict[str, set[str]] = {}
     for name, tree in modules().items():

@@ -80,6 +80,7 @@ def test_a_saturated_trace_has_the_means_of_its_source() -> None:
     assert sorted(p for p, _ in anew) == sorted(p for p, _ in pairs) and anew != pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pairs", "rate", "batch"), [
     (lengths.sharegpt_at_means(), 2.0, 30.42), (lengths.alpaca_like(5000), 30.0, 132.44),
 ])  # fmt: skip

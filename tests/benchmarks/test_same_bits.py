@@ -150,6 +150,7 @@ def test_the_requests_are_of_every_kind_and_the_same_in_every_run() -> None:
     assert len(worker.KINDS) < 200 * min(setup.share for setup in worker.SETUPS.values())
 
 
+@pytest.mark.slow
 def test_the_worker_answers_in_the_types_of_json() -> None:
     """A few requests on the tiny model: aborted, scored, beams, shared prefixes, drawn."""
     setup = worker.Setup(worker.WIDE | {"attention": "xla", "max_num_seqs": 4}, most_tokens=4)

@@ -63,6 +63,7 @@ def test_rounds_are_interleaved_and_told(
     assert record["ratios"] == {"batch": [1.0, 1.0], "host": [0.5, 0.5]}
 
 
+@pytest.mark.slow
 def test_the_worker_measures_the_tiny_model() -> None:
     llm = LLM(str(MODEL_DIR), attention="xla", num_blocks=16, max_num_seqs=2, seed=0)
     figures = {

@@ -32,6 +32,7 @@ def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_one_prompt_streams_its_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ENGINE, "Tom has a red", "--max-tokens", "8"]) == 0
     streamed = capsys.readouterr()
@@ -137,6 +138,7 @@ def test_a_prompt_over_the_limit_fails_alone(capsys: pytest.CaptureFixture[str])
     assert found[1]["prompt"] == "a" * 4000
 
 
+@pytest.mark.slow
 def test_bytes_that_are_no_text_err_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +151,7 @@ def test_bytes_that_are_no_text_err_alone(
     assert "UTF-8" in found[1]["error"]
 
 
+@pytest.mark.slow
 def test_stdin_holds_prompts_or_objects(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,6 +183,7 @@ def test_a_full_disk_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> 
     assert captured.err.count("\n") == 1 and "No space left" in captured.err
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_was_finished(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +206,7 @@ def test_an_interrupt_keeps_what_was_finished(
     assert [line["index"] for line in lines(capsys.readouterr().out)] == [2]
 
 
+@pytest.mark.slow
 def test_samples_beams_and_the_map_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,6 +28,7 @@ def logits(folder: Path) -> np.ndarray:
         return model(ids).logits[0].numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, "sliding_window"])
 def test_transformers_reads_the_same_model(name: str, tmp_path: Path) -> None:
     write_hf(variant(name), tmp_path / "source")

@@ -38,6 +38,7 @@ def of_model(num_layers: int = CONFIG.num_layers) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_each_row_gets_what_its_adapter_adds(dtype: str) -> None:
     rows = [[1, 2, 3], [4], [5, 6]]
@@ -64,6 +65,7 @@ def test_each_row_gets_what_its_adapter_adds(dtype: str) -> None:
         assert np.abs(added).max() > 3
 
 
+@pytest.mark.slow
 def test_rows_without_one_keep_their_bits_and_padding_hurts_nothing() -> None:
     run = jax.jit(lambda step, adapters: jp.forward(
         MODEL, PARAMS, jp.init_cache(CONFIG, 4, SIZE), step, adapters=adapters
@@ -84,6 +86,7 @@ def test_rows_without_one_keep_their_bits_and_padding_hurts_nothing() -> None:
     assert np.abs(np.asarray(a[0] - a[1])).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_layers_of_one_spec_are_traced_once_whatever_their_adapters() -> None:
     calls = []
 

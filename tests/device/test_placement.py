@@ -50,6 +50,7 @@ def test_rules_need_a_mesh_and_every_parameter_a_rule() -> None:
         on_mesh(rules=RULES[:-1]).put_params({"final_norm": {"scale": np.ones(3)}})
 
 
+@pytest.mark.slow
 def test_a_step_on_two_devices_gives_the_same_logits() -> None:
     model, params = jp.build_model(CONFIG), jp.init_params(CONFIG, 2)
     step = jax.device_get(jp.prefill_input([[1, 2, 3], [4]], [[1], [2]], 8))
@@ -71,6 +72,7 @@ def test_a_step_on_two_devices_gives_the_same_logits() -> None:
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_engine_on_a_mesh_draws_the_same_tokens() -> None:
     from jaxpage.engine.build import build
     from jaxpage.engine.options import EngineOptions
@@ -101,6 +103,7 @@ def test_a_cut_that_does_not_come_out_even_names_the_parameter() -> None:
         on_mesh(rules=rules).put_params({"head": {"kernel": np.ones((3, 2))}})
 
 
+@pytest.mark.slow
 def test_what_a_mesh_puts_out_it_takes_again() -> None:
     """Samples, blocks that are copied and swapped, scored prompts: each program feeds another."""
     params = jp.init_params(CONFIG, 2)

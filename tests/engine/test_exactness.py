@@ -129,6 +129,7 @@ def test_the_block_size_changes_nothing(
     other.close()
 
 
+@pytest.mark.slow
 def test_shared_beginnings_save_blocks_and_prefill(llm: LLM) -> None:
     _, alone = run(llm, WORK, num_blocks=128, enable_prefix_caching=False)
     _, shared = run(llm, WORK, num_blocks=128)
@@ -136,6 +137,7 @@ def test_shared_beginnings_save_blocks_and_prefill(llm: LLM) -> None:
     assert alone.prefix_hit_tokens == 0 and alone.blocks_saved_by_sharing > 0  # by samples
 
 
+@pytest.mark.slow
 def test_a_hit_is_told_and_forgotten_on_request(llm: LLM) -> None:
     prompt = "Tom and Lily and Anna and Ben and Tom and Lily"
     first, second = (llm.generate(prompt, GREEDY)[0] for _ in range(2))

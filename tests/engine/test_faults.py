@@ -83,6 +83,7 @@ def test_an_llm_is_as_good_as_new_whatever_was_raised_wherever(
     bench.check_size()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["closed_stream", "engine"])
 def test_a_second_interrupt_may_fall_anywhere_in_the_clean_up(bench: Bench, kind: str) -> None:
     at = bench.events[kind, True] * 2 // 3
@@ -111,6 +112,7 @@ def test_a_step_that_raises_leaves_an_idle_engine(
     assert llm.stats().blocks_free == llm.stats().blocks_total
 
 
+@pytest.mark.slow
 def test_a_pool_that_was_taken_and_not_kept_is_made_anew(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +135,7 @@ def test_a_pool_that_was_taken_and_not_kept_is_made_anew(
     assert outputs[-1].finished and outputs[-1].outputs[0].token_ids == wanted
 
 
+@pytest.mark.slow
 def test_donated_params_are_named_and_new_ones_mend_it(parts: dict[str, Any]) -> None:
     params = jax.tree.map(jax.numpy.array, parts["params"])
     llm = LLM(**{**parts, "params": jax.device_put(params)}, **LIMITS)

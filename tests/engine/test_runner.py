@@ -26,6 +26,7 @@ def test_a_closed_engine_says_so() -> None:
             call()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_draws_read_no_more_than_the_models_head(is_tied: bool) -> None:
     config = toy_config(tie_word_embeddings=is_tied)
@@ -36,6 +37,7 @@ def test_draws_read_no_more_than_the_models_head(is_tied: bool) -> None:
     np.testing.assert_array_equal(logits_of(model, head, hidden), logits_of(model, params, hidden))
 
 
+@pytest.mark.slow
 def test_new_weights_have_the_form_of_the_old() -> None:
     config = toy_config()
     params = init_params(config)
@@ -50,6 +52,7 @@ def test_new_weights_have_the_form_of_the_old() -> None:
     assert llm.generate([[1, 2]], greedy)[0].outputs == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "name", "shapes", "says"),
     [

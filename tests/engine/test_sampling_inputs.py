@@ -150,6 +150,7 @@ def test_stop_ids_that_are_not_held_back_have_no_bound() -> None:
     check_fits(request(stop_token_ids=range(3, VOCAB)), VOCAB)
 
 
+@pytest.mark.slow
 def test_a_stage_of_ones_own_is_packed_and_applied_after_the_others() -> None:
     def pack(draws: tuple[Draw, ...], num_draws: int, limits: Limits) -> np.ndarray | None:
         if not any(draw.params.top_k == 7 for draw in draws):

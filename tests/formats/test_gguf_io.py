@@ -144,6 +144,7 @@ def text(value: bytes) -> bytes:
     return len(value).to_bytes(8, "little") + value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "data"),
     [(0, bytes(40_000_000)), (8, text(b"x" * 12) * 200_000)],

@@ -148,6 +148,7 @@ def test_hf_shards_hold_the_same_parameters(shards: int, tmp_path: Path) -> None
     assert_same_model(found, hf_twin(model, tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("asked", ["auto", "float32"])
 def test_hf_half_precision_is_read_bit_for_bit(dtype: DType, asked: DType, tmp_path: Path) -> None:

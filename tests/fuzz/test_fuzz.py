@@ -93,6 +93,7 @@ def test_damage_of_every_kind_can_be_made(kind: bytes) -> None:
     assert len(made) > 50
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_replaced() -> None:
     """Whole processes cost seconds; one run shows the death, the memory and the next input."""
     jobs = [("die", 1), ("grow", 1), ("fine", 1)]

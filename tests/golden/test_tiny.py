@@ -130,6 +130,7 @@ def test_ids_do_not_depend_on_the_pool(options: dict[str, Any]) -> None:
     engine.close()
 
 
+@pytest.mark.slow
 def test_stream_shows_no_half_characters(llm: LLM, outputs: dict[str, RequestOutput]) -> None:
     """The signs in this text are four tokens each, a byte a token."""
     texts = [out.outputs[0].text for out in llm.stream(PROMPTS["bytes"], ASKED)]
@@ -148,6 +149,7 @@ def test_chat_wraps_with_the_template(llm: LLM) -> None:
     assert ids_of([output]) == [GREEDY["question"]["token_ids"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", GOLDEN["beams"][::4], ids=lambda case: case["name"])
 def test_golden_beam_scores_follow_from_our_logprobs(case: dict[str, Any], llm: LLM) -> None:
     """A beam's score is its summed log-probability over its length to the penalty's power."""

@@ -57,6 +57,7 @@ def documented_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flag", [False, True])
 def test_the_tree_is_the_documented_one(flag: bool) -> None:
     config = toy_config(attention_bias=flag, mlp_bias=flag, tie_word_embeddings=flag)
@@ -180,6 +181,7 @@ class EverySecondLayerIsLocal(ModelConfig):
         return AttentionSpec(scale=self.head_dim**-0.5, window=3 if layer % 2 else None)
 
 
+@pytest.mark.slow
 def test_layers_of_different_windows_are_traced_apart_and_see_their_own() -> None:
     plain = toy_config(num_layers=4)
     fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}

@@ -68,6 +68,7 @@ def test_order_and_padding_change_no_bit(name: str) -> None:
         np.testing.assert_array_equal(b[second.tokens[row]], a[first.tokens[row]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 300])
 def test_cuts_change_no_bit(window: int | None) -> None:
     """The last token of a long row: fed alone (its keys split over threads), among many other

@@ -60,6 +60,7 @@ def compiled(source: Path, text: str) -> Path:
     return library
 
 
+@pytest.mark.slow
 def test_what_cannot_be_loaded_is_left_alone(tmp_path: Path) -> None:
     whole = Path(require()._name).read_bytes()
     other_machine = bytearray(whole)
@@ -88,6 +89,7 @@ def test_what_cannot_be_loaded_is_left_alone(tmp_path: Path) -> None:
     assert "jaxpage_interface" in said[-1]
 
 
+@pytest.mark.slow
 def test_what_xla_refuses_is_left_alone(tmp_path: Path) -> None:
     body, *handlers = NEWER.replace("INTERFACE", str(INTERFACE)).partition("void* HANDLER")
     calls = ("".join(handlers).replace("HANDLER", f"jaxpage_{name}") for name in CALLS)
@@ -95,6 +97,7 @@ def test_what_xla_refuses_is_left_alone(tmp_path: Path) -> None:
     assert "version" in said
 
 
+@pytest.mark.slow
 def test_what_was_built_from_other_sources_is_left_alone(tmp_path: Path) -> None:
     (said,) = tried(compiled(tmp_path / "older.c", OLDER))
     assert f"its interface is 5, wanted {INTERFACE}; build it again" in said

@@ -15,6 +15,7 @@ SOURCE = Path(__file__).with_name("processors_test.cpp")
 COMPILER = shutil.which("c++")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are moved on Linux alone")
 def test_a_thread_leaves_its_processor_and_stays_free(tmp_path: Path) -> None:
     if COMPILER is None or len(os.sched_getaffinity(0)) < 2:

@@ -23,6 +23,7 @@ QUICK = ("decode 7B", "prefill 7B")
 """The rest is marked slow."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "name",

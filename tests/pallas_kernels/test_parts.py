@@ -199,6 +199,7 @@ def test_what_does_not_fit_is_refused() -> None:
         decode(*call, k_scales=jnp.ones(k.shape[:3]))
 
 
+@pytest.mark.slow
 def test_imports_nothing_but_jax_and_loads_lazily() -> None:
     """The package works where jax is all there is; test_layering.py reads its imports."""
     code = (
@@ -210,6 +211,7 @@ def test_imports_nothing_but_jax_and_loads_lazily() -> None:
     assert importlib.metadata.version("jax")
 
 
+@pytest.mark.slow
 def test_the_example_in_the_docstring_runs() -> None:
     lines = str(pallas_kernels.__doc__).splitlines()
     code = "\n".join(line[4:] for line in lines if line.startswith("    "))

@@ -22,6 +22,7 @@ def numbers(*shape: int, seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", SLOTS.values(), ids=SLOTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
 def test_equals_a_write_token_by_token(dtype: str, slots: list[int]) -> None:
@@ -60,6 +61,7 @@ def test_the_scatter_is_told_that_slots_differ() -> None:
     assert scatters == text.count("unique_indices = true") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "most"), [("int8", 1 / 254), ("float8_e4m3fn", 1 / 16)])
 def test_quantising_keeps_what_eight_bits_can(dtype: str, most: float) -> None:
     x = numbers(3, 5, H) * jnp.asarray([1e-3, 1, 1e4])[:, None, None]

@@ -11,6 +11,7 @@ import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,10 @@ import optax
 from jax import Array
 from jax.tree_util import register_dataclass
 
+from jaxpage.backends.own_attention import OwnAttention
 from jaxpage.config import ModelConfig
+from jaxpage.device.ops import Ops
+from jaxpage.device.types import LayerKV, StepInput
 from jaxpage.models.registry import build_model, init_params
 from tests.tiny import MODEL_DIR
 from tests.tiny.export import write_folder
@@ -108,21 +112,30 @@ def loss_of(params: Any, batch: TrainStep) -> Array:
     """Mean cross entropy in nats of the tokens that have a weight."""
     model = build_model(CONFIG)
     bound = model.bind({"params": params})
-    hidden, _ = bound((None,) * CONFIG.num_layers, batch, dense_attention)
-    losses = optax.softmax_cross_entropy_with_integer_labels(bound.logits(hidden), batch.targets)
+    none = jnp.zeros(0, jnp.int32)  # of what only a cache needs
+    step = StepInput(
+        batch.tokens, batch.positions, none, none, none, batch.query_starts, none,
+        batch.prompt_lens, none,
+    )  # fmt: skip
+    backend = OwnAttention(function=partial(dense_attention, batch))
+    ops = Ops.of(step, backend)
+    cache = (LayerKV(none, none),) * CONFIG.num_layers
+    hidden, _ = bound(batch.tokens, batch.positions, cache, ops)
+    logits = bound.logits(hidden, backend)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.targets)
     return jnp.sum(losses * batch.weights) / jnp.sum(batch.weights)
 
 
 def dense_attention(
-    q: Array, k: Array, v: Array, layer_kv: None, step: TrainStep
-) -> tuple[Array, None]:
+    batch: TrainStep, q: Array, k: Array, v: Array, layer_kv: Any, *_: Any
+) -> tuple[Array, Any]:
     """Causal softmax attention inside each document; no cache. q [T, N, H], k and v [T, K, H]."""
-    num_rows = step.prompt_lens.shape[0]
+    num_rows = batch.prompt_lens.shape[0]
     rows = (num_rows, q.shape[0] // num_rows)
     q = q.reshape(*rows, CONFIG.num_kv_heads, CONFIG.group_size, CONFIG.head_dim)
     k, v = (x.reshape(*rows, CONFIG.num_kv_heads, CONFIG.head_dim) for x in (k, v))
     order = jnp.arange(rows[1], dtype=jnp.int32)
-    document = step.documents.reshape(rows)
+    document = batch.documents.reshape(rows)
     seen = (order[:, None] >= order[None, :])[None] & (document[:, :, None] == document[:, None, :])
     scores = jnp.einsum("bqkgh,bskh->bkgqs", q, k) * jnp.float32(CONFIG.head_dim**-0.5)
     scores = jnp.where(seen[:, None, None], scores, jnp.float32(-1e30))

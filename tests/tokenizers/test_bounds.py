@@ -116,6 +116,7 @@ def array(kind: int, count: int, data: bytes) -> bytes:
     return struct.pack("<IQ", kind, count) + data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "width"), [(0, 1), (8, 8)], ids=["numbers", "texts"])
 def test_values_by_the_million_are_passed_over_and_refused_where_asked_for(
     kind: int, width: int, tmp_path: Path

@@ -51,6 +51,7 @@ def test_mistral_from_its_model(tmp_path: Path) -> None:
         assert tokenizer.decode(library.encode(text)) == text
 
 
+@pytest.mark.slow
 def test_mistral_from_gguf_and_from_what_is_saved(tmp_path: Path) -> None:
     tokenizer, _ = mistral(tmp_path)
     model = (tmp_path / "tokenizer.model").read_bytes()
@@ -67,6 +68,7 @@ def test_mistral_from_gguf_and_from_what_is_saved(tmp_path: Path) -> None:
         assert packed.decode(ids) == saved.decode(ids) == tokenizer.decode(ids)
 
 
+@pytest.mark.slow
 def test_llama_3_from_its_file(tmp_path: Path) -> None:
     tiktoken = pytest.importorskip("tiktoken", reason="needs tiktoken to compare with")
     source = packaged("llama_models", "llama3/tokenizer.model")

@@ -31,6 +31,7 @@ def test_an_index_of_weight_zero_is_never_drawn() -> None:
     assert 0 < counts[values == 39].sum() < 12  # one in 2001 is expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uniform", [0.0, np.float32(1) - np.float32(2**-24)])
 def test_the_ends_of_the_unit_interval_are_safe(
     uniform: float, monkeypatch: pytest.MonkeyPatch

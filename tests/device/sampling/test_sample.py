@@ -63,6 +63,7 @@ def test_processed_log_probabilities_equal_the_oracle() -> None:
             assert token == np.argmax(edited_logits(LOGITS[row], asked)), (row, asked)
 
 
+@pytest.mark.slow
 def test_raw_log_probabilities_are_the_models_own() -> None:
     out = sample_rows(LOGITS, mixed(64), seeds=9)
     np.testing.assert_array_equal(out.logprobs, out.raw_logprobs)
