@@ -38,7 +38,7 @@ def test_all_kernels_are_verified_over_all_pools(ran: tuple[Path, dict[str, Any]
         for pool in ("bfloat16", "bfloat16 over int8", "bfloat16 over float8_e4m3fn"):
             assert f"{kind} 4/2 d16 {pool}" in cases
     (step,) = (row for row in rows if row["case"] == "whole step")
-    assert 0 < step["error"] < 1e-5
+    assert step["error"] < 1e-5  # NaN, which is not, where all logits are 0
 
 
 @pytest.mark.slow
