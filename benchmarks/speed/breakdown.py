@@ -2,7 +2,7 @@
 
     python -m benchmarks.speed.breakdown                       the device at hand, minutes
     python -m benchmarks.speed.breakdown --batches 1 16        fewer
-    python -m benchmarks.speed.breakdown --attention native    another backend (and --ops)
+    python -m benchmarks.speed.breakdown --attention native    another backend
     python -m benchmarks.speed.breakdown --quick               a small model, seconds
 
 Measured by leaving parts out of the compiled step; beside it the roofline's prediction for this

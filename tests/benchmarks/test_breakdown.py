@@ -24,7 +24,7 @@ def test_the_small_version_has_every_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call = ["breakdown", "--quick", "--model", str(MODEL_DIR)]
-    monkeypatch.setattr(sys, "argv", [*call, "--attention", "xla", "--ops", "xla"])
+    monkeypatch.setattr(sys, "argv", [*call, "--attention", "xla"])
     monkeypatch.setattr("benchmarks.common.report.OUT", tmp_path)
     breakdown.main()
     record = json.loads((tmp_path / "breakdown_xla_quick.json").read_text())
